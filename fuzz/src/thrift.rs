@@ -221,6 +221,14 @@ fn call(dialect: u8, random: &mut fastrand::Rng) -> Vec<u8> {
     builder.out
 }
 
+/// The error without what depends on how much had come: of a protocol that is not served, the bytes after the first.
+fn alike(mut error: Unreadable) -> Unreadable {
+    if let Unreadable::NoThrift { first } = &mut error {
+        first[1..].fill(0);
+    }
+    error
+}
+
 impl Target for Thrift {
     fn input(&mut self, random: &mut fastrand::Rng) -> Vec<u8> {
         let (dialect, framed) = (random.u8(0..3), random.bool());
@@ -246,7 +254,11 @@ impl Target for Thrift {
         for piece in [1, 7] {
             if input.len() / piece <= 1 << 16 {
                 let pieces = decoded(input, piece);
-                assert_eq!(pieces, (messages.clone(), malformed), "in pieces of {piece}");
+                assert_eq!(
+                    (pieces.0, pieces.1.map(alike)),
+                    (messages.clone(), malformed.map(alike)),
+                    "in pieces of {piece}"
+                );
             }
         }
         // One in some: sockets are much slower than the codec.

@@ -132,9 +132,13 @@ struct Noted {
 }
 
 impl Noted {
-    /// Lets the line move up to the first operation that is not acknowledged.
-    fn settle(&mut self, committed: u64) -> u64 {
-        while let Some(changed) = self.line.pop_front_if(|changed| changed.seq.is_none_or(|seq| seq <= committed)) {
+    /// Lets the line move up to the first operation that is not acknowledged. `told` is called with where it moves to
+    /// before any note is taken away: a reader who finds none finds the writer told as well.
+    fn settle(&mut self, committed: u64, told: impl FnOnce(u64)) -> u64 {
+        let is_settled = |changed: &Changed| changed.seq.is_none_or(|seq| seq <= committed);
+        let Some(last) = self.line.iter().take_while(|changed| is_settled(changed)).last() else { return self.settled };
+        told(last.place);
+        while let Some(changed) = self.line.pop_front_if(|changed| is_settled(changed)) {
             for (object, key) in changed.objects {
                 let Some(last) = self.objects.get_mut(&object) else { continue };
                 if last.any == changed.place {
@@ -232,8 +236,8 @@ impl Dirty {
         noted.last
     }
 
-    /// The operation at this place, the last, was refused. Answers up to where nothing is open.
-    pub(crate) fn withdraw(&self, place: u64, committed: u64) -> u64 {
+    /// The operation at this place, the last, was refused. Answers up to where nothing is open, as `told` is before.
+    pub(crate) fn withdraw(&self, place: u64, committed: u64, told: impl FnOnce(u64)) -> u64 {
         let mut noted = self.noted.lock();
         let noted = &mut *noted;
         let Some(changed) = noted.line.pop_back_if(|changed| changed.place == place) else { return noted.settled };
@@ -243,12 +247,12 @@ impl Dirty {
             noted.collections = before.map_or(0, |before| before.place);
         }
         noted.line.push_back(Changed { place, seq: None, objects: Vec::new(), collections: false });
-        noted.settle(committed)
+        noted.settle(committed, told)
     }
 
-    /// Operations up to this one are acknowledged. Answers up to where nothing is open.
-    pub(crate) fn settle(&self, committed: u64) -> u64 {
-        self.noted.lock().settle(committed)
+    /// Operations up to this one are acknowledged. Answers up to where nothing is open, as `told` is before.
+    pub(crate) fn settle(&self, committed: u64, told: impl FnOnce(u64)) -> u64 {
+        self.noted.lock().settle(committed, told)
     }
 
     /// Nothing that was noted is of what is here any more. Answers up to where nothing is open.
@@ -306,9 +310,12 @@ mod tests {
         assert_eq!(dirty.note(1, &touch("a").change(&object("b"), Change::Touch)), 1);
         assert_eq!(dirty.note(2, &Transaction::new().change(&object("a"), Change::Rename { to: object("d") })), 2);
         assert_eq!((last("a"), last("b"), last("d"), last("x"), dirty.last()), (2, 1, 2, 0, 2));
-        assert_eq!(dirty.settle(1), 1);
+        assert_eq!(dirty.settle(1, |_| {}), 1);
         assert_eq!((last("a"), last("b"), last("d")), (2, 0, 2));
-        assert_eq!(dirty.settle(2), 2);
+        let mut told = Vec::new();
+        assert_eq!(dirty.settle(1, |place| told.push(place)), 1);
+        assert_eq!(dirty.settle(2, |place| told.push(place)), 2);
+        assert_eq!(told, [2], "once, and only of what moves");
         assert_eq!((last("a"), last("d")), (0, 0));
     }
 
@@ -320,11 +327,11 @@ mod tests {
         assert_eq!(dirty.note(2, &touch("a").create_collection(&Collection::from("e"))), 2);
         assert_eq!((last("a"), last("x")), (2, 2), "whether an object can be there at all is not known yet");
         // Who looked meanwhile waits for place 2.
-        assert_eq!(dirty.withdraw(2, 0), 0, "the first is open");
+        assert_eq!(dirty.withdraw(2, 0, |_| {}), 0, "the first is open");
         assert_eq!((last("a"), last("x")), (1, 0));
         assert_eq!(dirty.note(2, &touch("b")), 3);
-        assert_eq!(dirty.settle(1), 2);
-        assert_eq!(dirty.withdraw(3, 1), 3, "nothing is open before it");
+        assert_eq!(dirty.settle(1, |_| {}), 2);
+        assert_eq!(dirty.withdraw(3, 1, |_| {}), 3, "nothing is open before it");
         assert_eq!((last("a"), last("b"), dirty.last()), (0, 0, 3));
     }
 
@@ -336,7 +343,7 @@ mod tests {
         let copies = Transaction::with(Durability::Applied).change(&object("a"), Change::CloneTo { to: object("b") });
         dirty.note(2, &copies.change(&object("c"), Change::Touch));
         assert_eq!((last("b"), last("c")), (1, 0));
-        dirty.settle(1);
+        dirty.settle(1, |_| {});
         assert_eq!(last("b"), 0);
     }
 
@@ -357,15 +364,15 @@ mod tests {
         // Whatever changes more than keys changes all of them.
         dirty.note(3, &Transaction::new().change(&a, Change::OmapClear));
         assert_eq!((last(&key("m")), last(&key("k")), last(&Part::slots(&[8]))), (3, 3, 3));
-        assert_eq!(dirty.withdraw(3, 0), 0);
+        assert_eq!(dirty.withdraw(3, 0, |_| {}), 0);
         assert_eq!((last(&key("m")), last(&key("k")), last(&Part::Any)), (0, 1, 2));
         dirty.note(3, &Transaction::new().change(&a, set("k")));
         assert_eq!(last(&key("k")), 4);
-        assert_eq!(dirty.withdraw(4, 0), 0);
+        assert_eq!(dirty.withdraw(4, 0, |_| {}), 0);
         assert_eq!((last(&key("k")), last(&Part::Any)), (1, 2), "as it was");
-        assert_eq!(dirty.settle(1), 1);
+        assert_eq!(dirty.settle(1, |_| {}), 1);
         assert_eq!((last(&key("k")), last(&key("l"))), (0, 2));
-        assert_eq!(dirty.settle(2), 4);
+        assert_eq!(dirty.settle(2, |_| {}), 4);
         assert!(dirty.noted.lock().objects.is_empty());
     }
 }

@@ -531,7 +531,7 @@ impl Node {
                 Completion::after(Ok(at), self.barrier(place).filter(|_| durability != Durability::Applied))
             }
             Err(error) => {
-                let settled = self.dirty.withdraw(place, core.replica.committed());
+                let settled = self.dirty.withdraw(place, core.replica.committed(), |place| self.mark.raise(place));
                 if error.is_unknown() || matches!(error, Error::GuardFailed { index } if index >= own) {
                     self.fail(error.clone());
                 }
@@ -617,7 +617,7 @@ impl Node {
         let committed = core.replica.committed();
         if committed > core.settled {
             core.settled = committed;
-            let place = self.dirty.settle(committed);
+            let place = self.dirty.settle(committed, |place| self.mark.raise(place));
             drop(core);
             // Not under the lock: those who are woken may call.
             self.mark.advance(place);

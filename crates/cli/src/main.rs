@@ -82,6 +82,8 @@ enum Command {
     Token(commands::secrets::Token),
     /// Chains of servers that hold the same: make one, show how it stands, change who its servers are
     Cluster(Box<commands::cluster::ClusterArguments>),
+    /// Chains that share the keys of one cluster: show which keeps which slots, have slots go from one to another
+    Ring(commands::cluster::RingArguments),
     /// A primary and its warm copy: show how they stand, promote the copy, go on without it
     Standby(commands::standby::StandbyArguments),
     /// Read and write keys of a store that no server has open
@@ -152,6 +154,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Password(command) => command.run(),
         Command::Token(command) => command.run(),
         Command::Cluster(command) => command.run(&settings),
+        Command::Ring(command) => command.run(&settings),
         Command::Standby(command) => command.run(&settings),
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),

@@ -3,7 +3,8 @@
 //! ```text
 //! servers/NAME/ID         where a server is reached for a chain, which start of it there, which store; its last start
 //!                         writes it, before there is a chain as well
-//! slots                   which chain keeps which slots of keys, where several share them; made with those chains
+//! slots                   which chain keeps which slots of keys, and which is to, where several share them; made with
+//!                         those chains, compared and set
 //! chains/NAME/table       the table                      compared and set, with the renewals that it counts upon
 //! chains/NAME/leases/ID   the last renewal of a server   set while the table is the one that it goes by
 //! chains/NAME/stores/ID   which store the server had when it was last made part of the line
@@ -166,10 +167,33 @@ impl Coordinator {
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Damaged`].
     pub async fn slots(&self) -> Result<Option<Slots>> {
-        let node = self.slots_node();
         let call = self.session.call().await?;
-        let found = read(&call, &node).await?;
-        found.map(|(data, _)| Slots::decoded(&node, &data)).transpose()
+        Ok(self.slots_of(&call).await?.map(|(slots, _)| slots))
+    }
+
+    async fn slots_of(&self, call: &Call) -> Result<Option<(Slots, i32)>> {
+        let node = self.slots_node();
+        let found = read(call, &node).await?;
+        found.map(|(data, stat)| Ok((Slots::decoded(&node, &data)?, stat.version))).transpose()
+    }
+
+    /// Puts in place of the slots what `change` makes of the last ones, whatever others change meanwhile; `None` of it:
+    /// they stay. What stands in the end.
+    ///
+    /// # Errors
+    /// [`Error::NoSlots`], [`Error::Unreachable`], [`Error::Damaged`], [`Error::Refused`] where they have too many parts;
+    /// [`Error::Unknown`]: it may have been changed.
+    pub async fn change_slots(&self, change: impl Fn(&Slots) -> Option<Slots>) -> Result<Slots> {
+        let (call, node) = (self.session.call().await?, self.slots_node());
+        loop {
+            sync(&call, &node).await?;
+            let (slots, version) = self.slots_of(&call).await?.ok_or(Error::NoSlots)?;
+            let Some(next) = change(&slots).filter(|next| *next != slots) else { return Ok(slots) };
+            let data = next.encoded(&node)?;
+            if call.write(&node, call.client.set_data(&node, &data, Some(version))).await?.is_ok() {
+                return Ok(next);
+            }
+        }
     }
 
     /// Registers a start of a server for a chain, which is what it and no other start of it goes by there from now on.

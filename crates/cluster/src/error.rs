@@ -34,6 +34,9 @@ pub enum Error {
     /// Chains share the slots of keys already: others cannot be made to share them.
     #[error("the slots of keys are shared out already; `esker cluster chains` shows among which chains")]
     SlotsExist,
+    /// No chains share the slots of keys.
+    #[error("no chains share the slots of keys: `esker cluster spread` makes chains that do")]
+    NoSlots,
     /// There is no chain of this name.
     #[error("there is no chain `{0}`")]
     NoChain(String),

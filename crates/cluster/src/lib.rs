@@ -37,4 +37,4 @@ pub use manage::{Manager, Seen, SeenChain};
 pub use records::{LeaseRecord, Progress, Served, ServerRecord, TableStamp, WishesStamp};
 pub use session::Options;
 pub use sight::{Proposal, Sight, View};
-pub use slots::{ChainSlots, SLOTS, Slots};
+pub use slots::{ChainSlots, Due, SLOTS, Slots};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_chain::ServerId;
-use esker_cluster::{Coordinator, Location, Manager, Options, Seen};
+use esker_cluster::{Coordinator, Location, Manager, Options, Seen, Slots};
 use esker_peers::Peers;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::error::Result;
+use crate::moving::{Answer, Desk, MoveCalls, Takes, routes};
 
 /// What is under way at the end is waited for so long.
 const END: Duration = Duration::from_secs(1);
@@ -38,6 +39,7 @@ pub struct Host {
     pub(crate) config: HostConfig,
     pub(crate) coordinator: Coordinator,
     pub(crate) peers: Arc<Peers>,
+    desk: Arc<Desk>,
     seen: watch::Receiver<Option<Arc<Seen>>>,
     stop: watch::Sender<bool>,
     /// `None` once it has stopped.
@@ -51,7 +53,8 @@ impl Host {
     /// # Errors
     /// [`Error::Peers`](crate::Error::Peers), [`Error::Io`](crate::Error::Io).
     pub fn start(config: HostConfig) -> Result<Arc<Self>> {
-        let peers = Arc::new(Peers::bind(config.peers.clone())?);
+        let desk = Desk::new(&config.peers.cluster);
+        let peers = Arc::new(Peers::bind_beside(config.peers.clone(), routes(&desk))?);
         let runs = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("esker-cluster")
@@ -63,7 +66,8 @@ impl Host {
         let (seen, (stop, stopping)) = (manager.seen(), watch::channel(false));
         let managing = runs.spawn(manager.run(stopping));
         let runtime = runs.handle().clone();
-        Ok(Arc::new(Self { config, coordinator, peers, seen, stop, runs: Mutex::new(Some((runs, managing))), runtime }))
+        let runs = Mutex::new(Some((runs, managing)));
+        Ok(Arc::new(Self { config, coordinator, peers, desk, seen, stop, runs, runtime }))
     }
 
     /// This server's number.
@@ -79,6 +83,38 @@ impl Host {
     /// The chains of the cluster, as they were seen last; `None`: they were not yet.
     pub fn seen(&self) -> Option<Arc<Seen>> {
         self.seen.borrow().clone()
+    }
+
+    /// From now on this one takes slots of keys that come to the chain, which this server heads; `None`: none does.
+    pub fn set_taker(&self, chain: &str, taker: Option<Arc<dyn Takes>>) {
+        self.desk.set(chain, taker);
+    }
+
+    /// The head of a chain, as it was seen last, to be asked by a thread that may wait.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn calls(&self, chain: &str) -> Answer<MoveCalls> {
+        let seen = self.seen();
+        let of = seen.as_ref().and_then(|seen| seen.chains.get(chain)).ok_or_else(|| format!("no chain {chain}"))?;
+        let head = of.table.head().ok_or_else(|| format!("the chain {chain} has no head"))?;
+        let record = of.servers.get(&head.server).ok_or_else(|| format!("where server {} is", head.server))?;
+        let (address, tls) = (&record.served.peer, self.config.peers.tls.as_ref());
+        let called = MoveCalls::connect(&self.runtime, address, tls, (&self.config.peers.cluster, chain));
+        called.map_err(|why| format!("server {}, which heads the chain {chain}: {why}", head.server))
+    }
+
+    /// Changes the slots that chains share, by a thread that may wait: see [`Coordinator::change_slots`].
+    ///
+    /// # Errors
+    /// Those of [`Coordinator::change_slots`].
+    pub fn change_slots(&self, change: impl Fn(&Slots) -> Option<Slots>) -> Result<Slots> {
+        Ok(self.runtime.block_on(self.coordinator.change_slots(change))?)
+    }
+
+    /// Bytes in a second that copies for this server, and keys that it sends to other chains, may take; 0: no bound.
+    pub fn copy_bytes_per_s(&self) -> u64 {
+        self.config.peers.copy_bytes_per_s
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

@@ -4,6 +4,7 @@
 //! Host::start → Member::join, for each chain → a life: register → node → table, lease, servers, again and
 //!            again → taken out → next
 //! Pair::start → without a coordinator: a primary, or its standby → a role changes where its store keeps that
+//! Host::set_taker, Host::calls → slots of keys go from one chain to another
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```
 //!
@@ -20,10 +21,12 @@ mod error;
 mod host;
 mod life;
 mod member;
+mod moving;
 pub mod pair;
 mod view;
 
 pub use error::{Error, Result};
 pub use host::{Host, HostConfig};
 pub use member::{Config, Member};
+pub use moving::{Answer, MoveCalls, Takes};
 pub use view::{Peer, View};

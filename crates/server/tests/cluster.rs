@@ -44,7 +44,8 @@ fn node(index: usize, port: u16) -> ClusterNode {
 
 /// Slots with this head; the other servers are its replicas.
 fn range(first: u16, last: u16, head: Option<usize>) -> SlotRange {
-    SlotRange { first, last, head, replicas: (0..3).filter(|index| Some(*index) != head).collect() }
+    let replicas = (0..3).filter(|index| Some(*index) != head).collect();
+    SlotRange { first, last, head, replicas, epoch: 0 }
 }
 
 /// Three servers on one store.
@@ -367,8 +368,8 @@ fn shards_are_told_with_their_nodes_and_what_cannot_be_reached() {
     three.nodes[0].tls_port = Some(7_001);
     three.nodes[1].is_up = false;
     three.tell(&[
-        SlotRange { first: 0, last: 0, head: Some(0), replicas: vec![1] },
-        SlotRange { first: 2, last: 16_383, head: Some(0), replicas: vec![1] },
+        SlotRange { first: 0, last: 0, head: Some(0), replicas: vec![1], epoch: 0 },
+        SlotRange { first: 2, last: 16_383, head: Some(0), replicas: vec![1], epoch: 0 },
     ]);
     let mut client = three.client(0);
     let node = |index: usize, tls: &str, role: &str, health: &str, fields: usize| {

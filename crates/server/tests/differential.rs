@@ -186,7 +186,7 @@ fn a_node_of_a_cluster_answers_as_redis_does() {
     let id = client.run("CLUSTER MYID").split("\r\n").nth(1).unwrap().to_owned();
     let port = redis.address.port();
     let node = ClusterNode { id: id.clone(), host: "127.0.0.1".into(), port, tls_port: None, is_up: true };
-    let ranges = vec![SlotRange { first: 0, last: 16_383, head: Some(0), replicas: Vec::new() }];
+    let ranges = vec![SlotRange { first: 0, last: 16_383, head: Some(0), replicas: Vec::new(), epoch: 0 }];
     let known = Known(Arc::new(ClusterView::new(0, &id, vec![node], ranges).unwrap()));
     let esker = Running::start(Config { cluster: Some(Arc::new(known)), ..config() });
     for resp3 in [false, true] {

@@ -129,8 +129,16 @@ impl DurableMark {
         if self.failed.load(Ordering::Acquire) {
             return;
         }
-        self.durable.fetch_max(position, Ordering::SeqCst);
+        self.raise(position);
         self.wake(position);
+    }
+
+    /// Moves the mark to `position` and wakes no waiter: for a caller that holds a lock, and calls
+    /// [`DurableMark::advance`] when it has let go of it.
+    pub fn raise(&self, position: u64) {
+        if !self.failed.load(Ordering::Acquire) {
+            self.durable.fetch_max(position, Ordering::SeqCst);
+        }
     }
 
     /// Stops the mark for good and answers all waiters above it with `cause`. The first cause stays.

@@ -11,6 +11,7 @@
 
 mod chain;
 mod changing;
+mod ring;
 mod status;
 mod waiting;
 
@@ -23,6 +24,7 @@ use esker_cluster::{Coordinator, Location, Options, Slots};
 
 use self::chain::{Chain, SERVERS_MAX, failure};
 use self::changing::{Add, Drain, Move, Promote, Remove, Undrain};
+pub use self::ring::RingArguments;
 use self::status::{Chains, Status};
 use super::print;
 use crate::config::Settings;
@@ -83,16 +85,7 @@ struct Spread {
 impl ClusterArguments {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let location = self.location.unwrap_or_else(|| settings.cluster.location.clone());
-        if location.is_empty() {
-            return Err(Failure::usage("no cluster: give --cluster zk://h1,h2,h3/esker, or location in [cluster]"));
-        }
-        let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
-        let name = self.chain.unwrap_or_else(|| settings.cluster.chain.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let lease = settings.cluster.lease.0.0;
-        let options = Options { session: lease, call: lease.max(Duration::from_secs(5)) };
-        let chain = Chain { coordinator: Coordinator::new(location, options), name, lease };
+        let (runtime, chain) = connect(self.location, self.chain, settings)?;
         runtime.block_on(async {
             match self.command {
                 ClusterCommand::Init(init) => init.run(&chain).await,
@@ -108,6 +101,24 @@ impl ClusterArguments {
             }
         })
     }
+}
+
+/// A chain, and the coordinator that knows of it, where arguments or else settings say.
+fn connect(
+    location: Option<String>,
+    chain: Option<String>,
+    settings: &Settings,
+) -> Result<(tokio::runtime::Runtime, Chain), Failure> {
+    let location = location.unwrap_or_else(|| settings.cluster.location.clone());
+    if location.is_empty() {
+        return Err(Failure::usage("no cluster: give --cluster zk://h1,h2,h3/esker, or location in [cluster]"));
+    }
+    let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
+    let name = chain.unwrap_or_else(|| settings.cluster.chain.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let lease = settings.cluster.lease.0.0;
+    let options = Options { session: lease, call: lease.max(Duration::from_secs(5)) };
+    Ok((runtime, Chain { coordinator: Coordinator::new(location, options), name, lease }))
 }
 
 /// The first table of a chain of these servers.

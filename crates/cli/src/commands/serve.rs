@@ -17,6 +17,7 @@ mod clustered;
 mod descriptors;
 pub mod disks;
 mod keys;
+mod mover;
 mod nodes;
 mod opening;
 mod paired;

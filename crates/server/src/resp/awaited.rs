@@ -32,10 +32,10 @@ pub(crate) trait Elsewhere: Send {
 
 /// What is waited for, and what is made of it.
 pub(crate) enum Awaited {
-    /// GET.
-    One(Completion<Option<Entry>>),
+    /// GET. Who closes a slot waits for it.
+    One(Completion<Option<Entry>>, Arc<()>),
     /// MGET.
-    Several(Completion<Vec<Option<Entry>>>),
+    Several(Completion<Vec<Option<Entry>>>, Arc<()>),
     /// What a command reads: then it is run again, and finds it in memory.
     Value(Completion<()>, Arc<Queued>),
     /// Whether a password is right: then the command that gave it is run again, since it is known by now.
@@ -126,15 +126,15 @@ impl Awaited {
         match self {
             Self::Value(_, queued) | Self::Login(_, queued) => queued.bytes(),
             Self::Away(sent) => sent.bytes(),
-            Self::One(_) | Self::Several(_) | Self::Work(_) => 0,
+            Self::One(..) | Self::Several(..) | Self::Work(_) => 0,
         }
     }
 
     /// Ready once the values are here; the task of `cx` is woken then.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
-            Self::One(entry) => entry.poll_arrived(cx),
-            Self::Several(entries) => entries.poll_arrived(cx),
+            Self::One(entry, _) => entry.poll_arrived(cx),
+            Self::Several(entries, _) => entries.poll_arrived(cx),
             Self::Value(value, _) => value.poll_arrived(cx),
             Self::Login(right, _) => right.poll_arrived(cx),
             Self::Work(done) => done.poll_arrived(cx),
@@ -146,14 +146,14 @@ impl Awaited {
     pub(crate) fn reply(self, reply: &mut ReplyWriter<'_>, tally: &mut Tally, output_bytes_max: usize) -> Answered {
         let start = reply.position();
         let (replied, barrier) = match self {
-            Self::One(entry) => {
+            Self::One(entry, _reading) => {
                 let (entry, barrier) = entry.into_parts();
                 (
                     entry.map_err(Refusal::from).and_then(|entry| reply_one(entry, reply, tally, output_bytes_max)),
                     barrier,
                 )
             }
-            Self::Several(entries) => {
+            Self::Several(entries, _reading) => {
                 let (entries, barrier) = entries.into_parts();
                 let write = |entries| reply_several(entries, reply, tally, output_bytes_max);
                 (entries.map_err(Refusal::from).and_then(write), barrier)

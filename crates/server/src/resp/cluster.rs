@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 use esker_kv::{SLOTS, slot_of};
 
+use crate::resp::moving::SlotRecords;
+
 /// Hexadecimal digits of a node's id.
 const ID_DIGITS: usize = 40;
 /// Longest host, in bytes: the longest name of DNS is shorter.
@@ -32,6 +34,10 @@ pub trait Cluster: Send + Sync {
     /// A command is run by the head of its keys' slots. Several slots of one head may be in one command; keys of
     /// different heads are refused as `CROSSSLOT`, a slot without a head as `CLUSTERDOWN`.
     fn view(&self) -> Arc<ClusterView>;
+
+    /// This is what the own chain records of slots that have gone to other chains, or come from them: of what is known
+    /// of a slot the higher epoch counts. [`Cluster::view`] goes by it when this returns.
+    fn tell(&self, _: &Arc<SlotRecords>) {}
 }
 
 impl fmt::Debug for dyn Cluster {
@@ -86,6 +92,8 @@ pub struct SlotRange {
     pub head: Option<usize>,
     /// The nodes that may take over from it, as places in the view's nodes.
     pub replicas: Vec<usize>,
+    /// How often they have gone from one chain to another.
+    pub epoch: u64,
 }
 
 /// What is known of a cluster at one moment.
@@ -139,7 +147,7 @@ impl ClusterView {
         let me = nodes.iter().position(|node| node.id == me).ok_or_else(|| format!("no node has the own id {me:?}"))?;
         ranges.sort_by_key(|range| range.first);
         for (index, range) in ranges.iter().enumerate() {
-            let SlotRange { first, last, head, replicas } = range;
+            let SlotRange { first, last, head, replicas, .. } = range;
             if first > last || u64::from(*last) >= SLOTS {
                 return Err(format!("the slots {first} to {last} are not a range below {SLOTS}"));
             }
@@ -183,6 +191,21 @@ impl ClusterView {
     fn range_of(&self, slot: u16) -> Option<&SlotRange> {
         let at = self.ranges.partition_point(|range| range.last < slot);
         self.ranges.get(at).filter(|range| range.first <= slot)
+    }
+
+    /// Whether slots are shared with other chains.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.ranges.first().is_none_or(|range| range.slots() < SLOTS)
+    }
+
+    /// In which epoch a slot is where it is.
+    pub(crate) fn epoch_of(&self, slot: u16) -> u64 {
+        self.range_of(slot).map_or(0, |range| range.epoch)
+    }
+
+    /// In which epoch the own node heads a slot, if it does.
+    pub(crate) fn heads_slot(&self, slot: u16) -> Option<u64> {
+        self.range_of(slot).filter(|range| range.head == Some(self.me)).map(|range| range.epoch)
     }
 
     /// The range that the own node follows the head of: the first whose replica it is; where it is none's, that of all
@@ -250,7 +273,7 @@ mod tests {
     }
 
     fn range(first: u16, last: u16, head: Option<usize>) -> SlotRange {
-        SlotRange { first, last, head, replicas: Vec::new() }
+        SlotRange { first, last, head, replicas: Vec::new(), epoch: 0 }
     }
 
     fn view(me: usize, ranges: Vec<SlotRange>) -> Result<ClusterView, String> {

@@ -30,6 +30,8 @@ use esker_store::number::{number, number_from};
 use parking_lot::RwLock;
 
 use crate::resp::config::{Config, DATABASES};
+use crate::resp::moving::gate::Gate;
+use crate::resp::moving::records;
 use crate::resp::number::{i64_text, parse_u64, push_u64};
 use crate::resp::watch::Watches;
 
@@ -194,6 +196,8 @@ pub(crate) struct Keyspace {
     /// Nothing is written.
     reading: bool,
     pub(crate) watches: Watches,
+    /// What commands ask while slots go from one chain to another.
+    pub(crate) gate: Gate,
     /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
     blind: RwLock<()>,
     is_afar: bool,
@@ -210,7 +214,9 @@ impl Keyspace {
     /// databases are opened when they are asked for.
     pub(crate) fn open(kv: Kv, config: &Config) -> Result<Self> {
         let reading = config.reading.is_some();
-        let epoch = if reading { 0 } else { count_start(&kv, &kv.namespace("server", Kind::Bytes)?)? };
+        let epoch = if reading { 0 } else { count_start(&kv, &kv.namespace(records::SERVER, Kind::Bytes)?)? };
+        // A replica looks at what it is sent.
+        let kept = if reading { records::SlotRecords::new() } else { records::load(&kv)? };
         let mut int = [false; DATABASES];
         for index in &config.int_databases {
             int[usize::from(*index)] = true;
@@ -221,6 +227,7 @@ impl Keyspace {
             compression: config.compression,
             reading,
             watches: Watches::new(),
+            gate: Gate::new(kept),
             blind: RwLock::new(()),
             is_afar: kv.is_afar(),
             hashes: AtomicBool::new(false),
@@ -258,10 +265,16 @@ impl Keyspace {
             return None;
         }
         let _held = self.blind.read();
-        if self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0 {
+        let looks = self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0;
+        if looks || self.gate.gathers() || self.gate.is_closed() {
             return None;
         }
         Some(write())
+    }
+
+    /// Waits for those that overwrite keys without looking at them now.
+    pub(crate) fn wait_for_blind_writers(&self) {
+        drop(self.blind.write());
     }
 
     /// To be called before a transaction that makes a hash begins: while it is held, waiting here could be for ever.
@@ -347,6 +360,7 @@ impl Keyspace {
             self.drop_fields(txn, database, &old)?;
         }
         self.watches.touch(database.index, key);
+        self.gate.note(database.index, key);
         let (namespace, key) = database.locate(key);
         txn.put_value(namespace, key, value, expires_ms, STRING);
         Ok(())
@@ -355,6 +369,7 @@ impl Keyspace {
     /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
     pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
         self.watches.touch(database.index, key);
+        self.gate.note(database.index, key);
         let (namespace, key) = database.locate(key);
         txn.put(namespace, key, entry);
     }
@@ -405,6 +420,7 @@ impl Keyspace {
 
     /// Removes all keys of a database. The transaction has to be exclusive.
     pub(crate) fn clear(&self, txn: &mut Txn<'_>, database: &Database) -> Result<()> {
+        self.gate.note_clear();
         for key in self.watches.keys(database.index) {
             // Reading it would be a guard, and a clear in partitions has none.
             if database.partition_bits > 0 || self.get(txn, database, &key)?.is_some() {

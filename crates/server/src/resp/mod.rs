@@ -31,6 +31,7 @@ mod listen;
 mod loading;
 mod moment;
 mod monitors;
+mod moving;
 mod number;
 mod observer;
 mod output;
@@ -61,6 +62,7 @@ pub use engine::{EngineInfo, Health, InfoLine, NoEngineInfo};
 pub use listen::Address;
 pub use loading::Loading;
 pub use moment::Moment;
+pub use moving::{Closed, MoveError, Moving, SlotEpoch, SlotRecord, SlotRecords, SlotState};
 pub use parse::{
     ARGS_MAX, Args, LINE_BYTES_MAX, Limits, OwnedArgs, Parser, ProtocolError, Step, UNAUTHENTICATED_ARG_BYTES_MAX,
     UNAUTHENTICATED_ARGS_MAX, parse,
@@ -147,6 +149,11 @@ impl Handle {
         self.0.loops.iter().all(|stats| now.saturating_sub(stats.round_ms.load(Ordering::Relaxed)) <= within)
     }
 
+    /// What moves slots from and to the chain that this server heads.
+    pub fn moving(&self) -> Moving {
+        Moving(Arc::clone(&self.0))
+    }
+
     /// Blocks until the server is to stop, whatever the cause.
     pub fn wait_stopping(&self) {
         let mut held = self.0.stop_lock.lock();
@@ -230,9 +237,13 @@ impl Server {
             logins: Logins::default(),
             denials: Denials::default(),
             keyspace,
+            coming: moving::Arrivals::default(),
             certificates,
             config,
         });
+        if let Some(cluster) = &shared.config.cluster {
+            cluster.tell(&shared.keyspace.gate.records());
+        }
         let inboxes: Inboxes = Arc::new((0..threads).map(|_| Mutex::default()).collect());
         let (mut loops, mut wakers) = (Vec::new(), Vec::new());
         let mut listeners = Some(listeners);

@@ -22,6 +22,7 @@ use crate::resp::engine::{EngineInfo, Health};
 use crate::resp::keyspace::Keyspace;
 use crate::resp::line::Line;
 use crate::resp::monitors::Monitors;
+use crate::resp::moving::Arrivals;
 use crate::resp::saves::Saves;
 use crate::resp::slowlog::Slowlog;
 use crate::resp::spikes::Spikes;
@@ -131,6 +132,8 @@ pub(crate) struct Shared {
     /// What connections over TLS are made from.
     pub(crate) certificates: Option<Arc<Certificates>>,
     pub(crate) keyspace: Keyspace,
+    /// Moves of slots to this chain.
+    pub(crate) coming: Arrivals,
     pub(crate) clients: Clients,
     pub(crate) strangers: Arc<Strangers>,
     pub(crate) cursors: Cursors,

@@ -61,7 +61,7 @@ pub type Command<'c> = &'c [&'c str];
 /// Whether this error says that nothing was done: by a node that is not the head, not open yet, or full.
 pub fn did_nothing(error: &str) -> bool {
     let code = error.split(' ').next().unwrap_or_default();
-    matches!(code, "MOVED" | "CLUSTERDOWN" | "READONLY" | "LOADING" | "EXECABORT" | "OOM")
+    matches!(code, "MOVED" | "CLUSTERDOWN" | "TRYAGAIN" | "READONLY" | "LOADING" | "EXECABORT" | "OOM")
 }
 
 impl RedisClient {
@@ -243,7 +243,8 @@ mod tests {
         let mut client = RedisClient::new(vec![gone], String::new(), 3);
         assert!(matches!(client.ask(&[&["SET", "k", "v"]], false), Err(Lost::Unsent(_))));
         assert!(matches!(client.ask(&[&["EXEC"]], true), Err(Lost::Unsent(_))));
-        assert!(did_nothing("CLUSTERDOWN The cluster is down") && !did_nothing("UNKNOWN it may be done"));
+        assert!(did_nothing("CLUSTERDOWN The cluster is down") && did_nothing("TRYAGAIN Slot 1 goes"));
+        assert!(!did_nothing("UNKNOWN it may be done"));
         assert!(did_nothing("OOM the device is full: 192 bytes needed, 0 bytes free"));
     }
 

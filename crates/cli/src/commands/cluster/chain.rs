@@ -30,7 +30,7 @@ pub(super) fn failure(error: esker_cluster::Error) -> Failure {
         esker_cluster::Error::Exists(_) | esker_cluster::Error::SlotsExist | esker_cluster::Error::Name(_) => {
             Code::Usage
         }
-        esker_cluster::Error::NoChain(_) => Code::NotFound,
+        esker_cluster::Error::NoChain(_) | esker_cluster::Error::NoSlots => Code::NotFound,
         esker_cluster::Error::Unknown { .. } => Code::Unknown,
         _ => Code::Failure,
     };

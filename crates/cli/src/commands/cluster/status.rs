@@ -226,8 +226,13 @@ impl Chains {
             let parts = slots.iter().flat_map(Slots::parts).filter(|part| part.chain == name);
             let parts: Vec<_> = parts.map(|part| (part.first, part.last)).collect();
             let kept: Vec<_> = parts.iter().map(|(first, last)| format!("{first}-{last}")).collect();
-            // It shares them with no other.
-            let kept = if kept.is_empty() { "all, alone".to_owned() } else { kept.join(",") };
+            let shares = slots.as_ref().is_some_and(|slots| slots.are_shared_by(&name));
+            let kept = match (kept.is_empty(), shares) {
+                (false, _) => kept.join(","),
+                (true, true) => "none yet".to_owned(),
+                // It shares them with no other.
+                (true, false) => "all, alone".to_owned(),
+            };
             let (table, _) = coordinator.table(&name, Freshness::Any).await.map_err(failure)?;
             let head = table.head().map(|head| head.server.0);
             let (serving, members) = (table.serving().count(), table.members.len());
@@ -237,7 +242,7 @@ impl Chains {
             let _ = writeln!(text, "{name:<24}{:>8}{shown:>7}  {count:<9}{kept}", table.version);
             rows.push(json!({
                 "chain": name, "version": table.version, "head": head, "serving": serving, "members": members,
-                "slots": if parts.is_empty() { Value::Null } else { json!(parts) },
+                "slots": if shares { json!(parts) } else { Value::Null },
             }));
         }
         if rows.is_empty() {

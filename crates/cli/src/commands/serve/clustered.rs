@@ -285,7 +285,8 @@ fn serve_chain(
     (http, stopping): BesideServing<'_>,
 ) -> Result<(), Failure> {
     let Whole { store, builder, loading, mut parts, seat } = whole;
-    let ring = Ring { chain: config.chain.clone(), host: Arc::clone(host) };
+    let chain = config.chain.clone();
+    let ring = Ring { chain: chain.clone(), host: Arc::clone(host) };
     let nodes = Nodes::new(host.server(), config.served.resp.clone(), Some(ring)).map_err(Failure::usage)?;
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
     let member = Member::join(host, store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
@@ -301,6 +302,7 @@ fn serve_chain(
         heads: &member,
         alone: false,
         nodes: nodes.as_deref(),
+        ring: Some((&chain, host)),
         parts,
         doors,
         builder,

@@ -1,7 +1,8 @@
 //! The servers of the cluster as nodes of Redis Cluster, for clients that ask which serves which key.
 //!
-//! the chain's view, from its member ┐
-//! other chains, as they were seen   ┴→ nodes and slots → [`ClusterView`] → each command with keys
+//! the chain's view, from its member    ┐
+//! other chains, as they were seen      ├→ nodes and slots → [`ClusterView`] → each command with keys
+//! slots that came to this chain, or went, as it has noted ┘
 //!
 //! A server is a node of its own in each of its chains, since it has addresses of its own for each.
 //!
@@ -9,14 +10,15 @@
 //! 1. Of the own chain what its member says counts, which is newer; and nothing is said to be served here until it is
 //!    known which slots that chain keeps.
 //! 2. Chains that share no slots are each a cluster of its own.
+//! 3. Of a slot what has the higher epoch counts.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use esker_chain::{Place, ServerId};
-use esker_cluster::{SLOTS, Seen};
+use esker_cluster::{SLOTS, Seen, Slots};
 use esker_member::{Host, Peer, View};
-use esker_server::resp::{Cluster, ClusterNode, ClusterView, SlotRange};
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, SlotRange, SlotRecords, SlotState};
 use parking_lot::Mutex;
 
 /// Before an address that speaks TLS only.
@@ -30,6 +32,15 @@ pub struct Ring {
     pub host: Arc<Host>,
 }
 
+/// What a view is made of.
+#[derive(Default)]
+struct Known {
+    view: View,
+    seen: Option<Arc<Seen>>,
+    /// What the own chain has noted of slots.
+    records: Arc<SlotRecords>,
+}
+
 /// What clients are told of the cluster.
 pub struct Nodes {
     me: ServerId,
@@ -38,7 +49,7 @@ pub struct Nodes {
     /// `None`: there is one chain.
     ring: Option<Ring>,
     /// What the view was made of last.
-    known: Mutex<(View, Option<Arc<Seen>>)>,
+    known: Mutex<Known>,
     view: ArcSwap<ClusterView>,
 }
 
@@ -107,15 +118,15 @@ impl Nodes {
     /// Why the address cannot be told.
     pub fn new(me: ServerId, own: Option<String>, ring: Option<Ring>) -> Result<Option<Arc<Self>>, String> {
         let Some(own) = own else { return Ok(None) };
-        let known = (View::default(), None);
-        let view = made((me, &own), ring.as_ref().map(|ring| ring.chain.as_str()), &known.0, None)?;
+        let known = Known::default();
+        let view = made((me, &own), ring.as_ref().map(|ring| ring.chain.as_str()), &known)?;
         Ok(Some(Arc::new(Self { me, own, ring, known: Mutex::new(known), view: ArcSwap::from_pointee(view) })))
     }
 
     /// This is how the own chain stands.
     pub fn update(&self, view: &View) {
         let mut known = self.known.lock();
-        *known = (view.clone(), self.seen());
+        (known.view, known.seen) = (view.clone(), self.seen());
         self.make(&known);
     }
 
@@ -123,8 +134,8 @@ impl Nodes {
     pub fn look(&self) {
         let mut known = self.known.lock();
         let seen = self.seen();
-        if known.1.as_ref().map(Arc::as_ptr) != seen.as_ref().map(Arc::as_ptr) {
-            known.1 = seen;
+        if known.seen.as_ref().map(Arc::as_ptr) != seen.as_ref().map(Arc::as_ptr) {
+            known.seen = seen;
             self.make(&known);
         }
     }
@@ -133,48 +144,66 @@ impl Nodes {
         self.ring.as_ref().and_then(|ring| ring.host.seen())
     }
 
-    fn make(&self, (view, seen): &(View, Option<Arc<Seen>>)) {
+    fn make(&self, known: &Known) {
         let chain = self.ring.as_ref().map(|ring| ring.chain.as_str());
-        match made((self.me, &self.own), chain, view, seen.as_deref()) {
+        match made((self.me, &self.own), chain, known) {
             Ok(view) => self.view.store(Arc::new(view)),
             Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
         }
     }
 }
 
+/// The slots in parts, each with the chain that keeps it and its epoch: as the coordinator has it, but for what this
+/// chain, of this name, knows better.
+fn kept<'k>(slots: &'k Slots, records: &'k SlotRecords, name: &'k str) -> Vec<(u16, u16, &'k str, u64)> {
+    let each = slots.parts().iter().flat_map(|part| (part.first..=part.last).map(move |slot| (slot, part)));
+    let mut parts: Vec<(u16, u16, &str, u64)> = Vec::new();
+    for (slot, part) in each {
+        let record = records.get(&slot).filter(|record| record.epoch > part.epoch);
+        let (chain, epoch) = match record.map(|record| (record.state, record.chain.as_str(), record.epoch)) {
+            None => (part.chain.as_str(), part.epoch),
+            Some((SlotState::Leaving, _, epoch)) => (name, epoch - 1),
+            Some((SlotState::Coming, other, epoch)) => (other, epoch - 1),
+            Some((SlotState::Here, _, epoch)) => (name, epoch),
+            Some((SlotState::Gone, other, epoch)) => (other, epoch),
+        };
+        match parts.last_mut() {
+            Some((_, last, of, since)) if (*of, *since) == (chain, epoch) => *last = slot,
+            _ => parts.push((slot, slot, chain, epoch)),
+        }
+    }
+    parts
+}
+
 /// What clients are told by this server, of `own` address. `chain`: it may share the slots with other chains, which is
 /// known once they were seen.
-fn made(
-    (me, own): (ServerId, &str),
-    chain: Option<&str>,
-    view: &View,
-    seen: Option<&Seen>,
-) -> Result<ClusterView, String> {
-    let name = chain.unwrap_or("");
+fn made((me, own): (ServerId, &str), chain: Option<&str>, known: &Known) -> Result<ClusterView, String> {
+    let (name, view, seen) = (chain.unwrap_or(""), &known.view, known.seen.as_deref());
     let mut nodes = Found::default();
     let (head, replicas) = nodes.add(name, &view.peers, view.head, Some((me, own, view.heads)));
-    let shared = seen.and_then(|seen| seen.slots.as_ref()).filter(|slots| slots.are_kept_by(name));
+    let shared = seen.and_then(|seen| seen.slots.as_ref()).filter(|slots| slots.are_shared_by(name));
     let mut epoch = view.version;
     let mut ranges = Vec::new();
     if let (Some(seen), Some(slots)) = (seen, shared) {
         let mut others = std::collections::BTreeMap::new();
-        for part in slots.parts() {
-            let (head, replicas) = if part.chain == name {
+        for (first, last, keeper, since) in kept(slots, &known.records, name) {
+            epoch += since * (u64::from(last - first) + 1);
+            let (head, replicas) = if keeper == name {
                 (head, replicas.clone())
             } else {
-                let other = others.entry(part.chain.as_str()).or_insert_with(|| {
-                    let Some(chain) = seen.chains.get(&part.chain) else { return (None, Vec::new()) };
+                let other = others.entry(keeper).or_insert_with(|| {
+                    let Some(chain) = seen.chains.get(keeper) else { return (None, Vec::new()) };
                     epoch += chain.table.version;
                     let head = chain.table.head().map(|head| head.server);
-                    nodes.add(&part.chain, &View::peers(&chain.table, &chain.servers), head, None)
+                    nodes.add(keeper, &View::peers(&chain.table, &chain.servers), head, None)
                 });
                 other.clone()
             };
-            ranges.push(SlotRange { first: part.first, last: part.last, head, replicas });
+            ranges.push(SlotRange { first, last, head, replicas, epoch: since });
         }
     } else if chain.is_none() || seen.is_some_and(|seen| seen.chains.contains_key(name)) {
         // Slots are read after the tables, and made with them: what was seen with this chain knows of its share.
-        ranges.push(SlotRange { first: 0, last: SLOTS - 1, head, replicas });
+        ranges.push(SlotRange { first: 0, last: SLOTS - 1, head, replicas, epoch: 0 });
     }
     let own_id = id(name, me);
     if !nodes.0.iter().any(|node| node.id == own_id) {
@@ -187,6 +216,12 @@ impl Cluster for Nodes {
     fn view(&self) -> Arc<ClusterView> {
         self.view.load_full()
     }
+
+    fn tell(&self, records: &Arc<SlotRecords>) {
+        let mut known = self.known.lock();
+        known.records = Arc::clone(records);
+        self.make(&known);
+    }
 }
 
 #[cfg(test)]
@@ -194,7 +229,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use esker_chain::{Incarnation, Table};
-    use esker_cluster::{SeenChain, Served, ServerRecord, Slots};
+    use esker_cluster::{SeenChain, Served, ServerRecord};
+    use esker_server::resp::SlotRecord;
 
     use super::*;
 
@@ -228,7 +264,13 @@ mod tests {
     }
 
     fn told(chain: Option<&str>, view: &View, seen: Option<&Seen>) -> String {
-        format!("{:?}", made((ME, "h:101"), chain, view, seen).unwrap())
+        format!("{:?}", view_of(chain, view, seen, SlotRecords::new()))
+    }
+
+    fn view_of(chain: Option<&str>, view: &View, seen: Option<&Seen>, records: SlotRecords) -> ClusterView {
+        let known =
+            Known { view: view.clone(), seen: seen.map(|seen| Arc::new(seen.clone())), records: Arc::new(records) };
+        made((ME, "h:101"), chain, &known).unwrap()
     }
 
     /// `own`: the chain whose nodes are told, if that was seen.
@@ -250,13 +292,36 @@ mod tests {
         };
         // Each server is a node in each of its chains.
         let ranges = [
-            SlotRange { first: 0, last: 8_191, head: Some(place(101)), replicas: vec![place(102)] },
-            SlotRange { first: 8_192, last: 16_383, head: Some(place(202)), replicas: vec![place(201)] },
+            SlotRange { first: 0, last: 8_191, head: Some(place(101)), replicas: vec![place(102)], epoch: 0 },
+            SlotRange { first: 8_192, last: 16_383, head: Some(place(202)), replicas: vec![place(201)], epoch: 0 },
         ];
         for range in ranges {
             assert!(text.contains(&format!("{range:?}")), "{range:?}: {text}");
         }
         assert!(text.starts_with("ClusterView { epoch: 2,"), "{text}");
+    }
+
+    #[test]
+    fn of_a_slot_what_has_the_higher_epoch_counts() {
+        let slots = Slots::even(&["a", "b"]).unwrap().with_moved(&[(9_000, 3)], "a");
+        let record = |state, epoch: u64, chain: &str| SlotRecord { state, epoch, chain: chain.into() };
+        let records: SlotRecords = [
+            (0, record(SlotState::Gone, 1, "b")),
+            (1, record(SlotState::Leaving, 1, "b")),
+            (8_192, record(SlotState::Coming, 1, "b")),
+            (8_193, record(SlotState::Here, 1, "b")),
+            (9_000, record(SlotState::Gone, 3, "b")),
+        ]
+        .into();
+        let parts = kept(&slots, &records, "a");
+        let of = |slot: u16| parts.iter().find(|part| part.1 >= slot).map(|part| (part.2, part.3)).unwrap();
+        assert_eq!([of(0), of(1), of(2)], [("b", 1), ("a", 0), ("a", 0)]);
+        assert_eq!([of(8_192), of(8_193), of(8_194)], [("b", 0), ("a", 1), ("b", 0)]);
+        assert_eq!((of(9_000), of(9_001)), (("a", 3), ("b", 0)), "the coordinator has it back already");
+        let seen = seen(Some("a"), Some(slots));
+        let epoch = |records| format!("{:?}", view_of(Some("a"), &view([1, 2], true), Some(&seen), records));
+        assert!(epoch(SlotRecords::new()).starts_with("ClusterView { epoch: 5,"));
+        assert!(epoch(records).starts_with("ClusterView { epoch: 7,"));
     }
 
     #[test]
@@ -269,7 +334,7 @@ mod tests {
         let apart = seen(Some("c"), Slots::even(&["b"]));
         for (chain, seen) in [(None, None), (Some("a"), Some(seen(Some("a"), None))), (Some("c"), Some(apart))] {
             let text = told(chain, &view([1, 2], true), seen.as_ref());
-            let whole = SlotRange { first: 0, last: 16_383, head: Some(0), replicas: vec![1] };
+            let whole = SlotRange { first: 0, last: 16_383, head: Some(0), replicas: vec![1], epoch: 0 };
             assert!(text.contains(&format!("ranges: [{whole:?}]")), "{chain:?}: {text}");
         }
     }
@@ -277,7 +342,7 @@ mod tests {
     #[test]
     fn one_that_does_not_head_its_chain_yet_is_no_head() {
         let text = told(None, &view([1, 2], false), None);
-        let whole = SlotRange { first: 0, last: 16_383, head: None, replicas: vec![1] };
+        let whole = SlotRange { first: 0, last: 16_383, head: None, replicas: vec![1], epoch: 0 };
         assert!(text.contains(&format!("{whole:?}")), "{text}");
         let text = told(None, &view([2, 1], false), None);
         assert!(text.contains("head: Some(0), replicas: [1]"), "{text}");

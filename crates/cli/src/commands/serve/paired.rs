@@ -129,6 +129,7 @@ pub(super) fn serve(
         heads: &pair,
         alone: true,
         nodes: nodes.as_deref(),
+        ring: None,
         parts,
         doors,
         builder,

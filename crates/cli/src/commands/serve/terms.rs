@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use esker_chain::{ChainStore, Incarnation, Place};
 use esker_cluster::Served;
-use esker_member::View;
+use esker_member::{Host, View};
 use esker_server::front::Passed;
 use esker_server::http::Running;
 use esker_server::resp::{Loading, Moment};
 
+use super::mover::Mover;
 use super::nodes::Nodes;
 use super::plan::Plan;
 use super::relay::{Head, Relay};
@@ -135,6 +136,8 @@ pub(super) struct Terms<'t, H> {
     /// Where it heads the chain, it answers the Redis protocol as a server that stands alone.
     pub alone: bool,
     pub nodes: Option<&'t Nodes>,
+    /// The chain, and what it shares the slots of keys by; `None`: with no other.
+    pub ring: Option<(&'t str, &'t Arc<Host>)>,
     pub parts: Parts,
     pub doors: Doors,
     pub builder: esker::Builder,
@@ -219,10 +222,15 @@ impl<H: Heads> Terms<'_, H> {
         let relays = if heads { Vec::new() } else { self.relays()? };
         say!("{}", self.heads.line(view));
         let protocols = started.tell(&store, self.seat, self.http);
+        let moving = self.ring.filter(|_| heads && self.nodes.is_some()).map(|ring| (ring, protocols.resp.moving()));
         let waiting = self.stopping.serve(self.seat, protocols)?;
         let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut now = *turn;
         let served = std::thread::scope(|scope| {
+            if let Some(((chain, host), moving)) = moving {
+                let over = &over;
+                scope.spawn(move || Mover::new(chain, host, moving, over).run());
+            }
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
                     let is_over = match self.heads.wait(now, LOOK) {

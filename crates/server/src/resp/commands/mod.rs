@@ -42,7 +42,7 @@ pub(crate) use self::call::{
     may_wait_again, shown, subcommand, suspend, suspend_for_room, tell_of_rest, wake_loop_of, when_busy,
 };
 pub(crate) use self::permit::permit;
-pub(crate) use self::redirect::{redirect, redirect_queue};
+pub(crate) use self::redirect::{reads_then_looks, redirect, redirect_queue, still_here};
 pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
     ADMIN, ASKS, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
@@ -77,6 +77,7 @@ impl Executor<'_> {
         session.draws = 0;
         let start = out.len();
         let mut barrier = None;
+        let generation = self.shared.keyspace.gate.generation();
         let resp3 = session.resp3;
         let again = session.began.take();
         let first = again.is_none();
@@ -100,7 +101,10 @@ impl Executor<'_> {
             tally: &mut self.tally,
         };
         let (ran, outcome) = match admit(&mut call, found) {
-            Ok(Some(command)) => (true, run(&mut call, command, self.sends_away)),
+            Ok(Some(command)) => {
+                let outcome = run(&mut call, command, self.sends_away);
+                (true, outcome.and_then(|()| read_here(&mut call, command, (generation, start))))
+            }
             Ok(None) => (false, Ok(())),
             Err(refusal) => (false, Err(refusal)),
         };
@@ -130,6 +134,23 @@ impl Executor<'_> {
         }
         barrier
     }
+}
+
+/// What a command has read counts only if its keys were not given to another chain meanwhile.
+fn read_here(call: &mut Call<'_>, command: &Command, (generation, start): (u64, usize)) -> Outcome {
+    let may_be_gone = call.shared.config.reading.is_some() || call.shared.keyspace.gate.generation() != generation;
+    if !may_be_gone || command.flags & (READ | WRITE) != READ {
+        return Ok(());
+    }
+    let read = still_here(call, command);
+    if read.is_err() {
+        call.reply.rewind(start);
+        if matches!(read, Err(Refusal::Text(_))) {
+            // It waits for nothing.
+            call.session.awaited = None;
+        }
+    }
+    read
 }
 
 /// Checks what comes before any handler, then queues the command, or returns it to be run.
@@ -215,18 +236,33 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
     }
     match command.run {
         Run::Plain(handler) => handler(call),
-        Run::Exclusive(handler) => finish(call, || giving(shared.keyspace.kv.begin_exclusive(), command), handler),
+        Run::Exclusive(handler) => {
+            let handler = |call: &mut Call<'_>, txn: &mut Txn<'_>| {
+                still_here_to_write(call, command)?;
+                handler(call, txn)
+            };
+            finish(call, || giving(shared.keyspace.kv.begin_exclusive(), command), handler)
+        }
         Run::Fast(fast, _) if fast(call)? => Ok(()),
         Run::Data(handler) | Run::Fast(_, handler) => {
             let database = call.database()?;
             let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
                 command.keys_of(call.args).map(|key| database.locate(key)).collect();
             let waited = call.session.waits;
+            let handler = |call: &mut Call<'_>, txn: &mut Txn<'_>| {
+                still_here_to_write(call, command)?;
+                handler(call, txn)
+            };
             let outcome = finish(call, || giving(shared.keyspace.kv.begin(&keys), command), handler);
             tell_of_rest(call, waited, &keys);
             outcome
         }
     }
+}
+
+/// The same of one that writes, which holds the locks of its keys.
+fn still_here_to_write(call: &mut Call<'_>, command: &Command) -> Outcome {
+    if command.flags & WRITE == 0 || call.shared.config.cluster.is_none() { Ok(()) } else { still_here(call, command) }
 }
 
 /// Whether a command may wait for the store, which is far away: all but those that have no data, and reads of one key,

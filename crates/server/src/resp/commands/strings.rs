@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::resp::awaited::{Awaited, reply_one, reply_several};
 use crate::resp::commands::expiry::{ExpiryOption, expiry_option};
-use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is};
+use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is, reads_then_looks};
 use crate::resp::keyspace::HASH;
 use crate::resp::number::parse_i64;
 
@@ -16,7 +16,10 @@ pub(crate) fn get_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let (namespace, key) = call.database()?.locate(call.arg(1));
     let entry = namespace.entry(key);
     if !entry.is_here() {
-        call.session.awaited = Some(Awaited::One(entry));
+        if reads_then_looks(call) {
+            return Ok(false);
+        }
+        call.session.awaited = Some(Awaited::One(entry, call.shared.keyspace.gate.reading()));
         return Ok(true);
     }
     let (entry, barrier) = entry.into_parts();
@@ -147,7 +150,10 @@ pub(crate) fn mget_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let Some(namespace) = of else { return Ok(false) };
     let entries = namespace.entries(&keys);
     if !entries.is_here() {
-        call.session.awaited = Some(Awaited::Several(entries));
+        if reads_then_looks(call) {
+            return Ok(false);
+        }
+        call.session.awaited = Some(Awaited::Several(entries, call.shared.keyspace.gate.reading()));
         return Ok(true);
     }
     let (entries, barrier) = entries.into_parts();

@@ -89,9 +89,17 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
     }
     // The slots may have gone to another node since the commands were queued.
-    if let Err(moved) = redirect_queue(call, &queue.commands) {
-        call.session.unwatch(keyspace);
-        return Err(moved);
+    match redirect_queue(call, &queue.commands) {
+        Ok(()) => {}
+        Err(Refusal::OnItsWay) => {
+            // It is run again, with all that it has.
+            call.session.queue = Some(queue);
+            return Err(Refusal::OnItsWay);
+        }
+        Err(moved) => {
+            call.session.unwatch(keyspace);
+            return Err(moved);
+        }
     }
     let commands = call.commands;
     let flags = |queued: &Queued| commands[queued.command].flags;
@@ -141,6 +149,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let outcome = finish(call, begin, |call, txn| {
         call.session.database = database;
         notes.clear();
+        redirect_queue(call, &queue.commands)?;
         if std::mem::replace(&mut tried, true) && watching {
             // Another process changed a key meanwhile: perhaps one that is watched.
             call.reply.null_array();

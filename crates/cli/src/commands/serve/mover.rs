@@ -1,0 +1,314 @@
+//! Slots of keys that go from the chain that this server heads to others, as the plan in the coordinator has it.
+//!
+//! ```text
+//! plan → slots of the own chain that another is to keep → gathered → begun at the other chain's head
+//!      → a few at a time: closed → their keys put there → taken → given → the coordinator is told → …
+//! what was left closed → the other chain: did it take them? → given, or opened again
+//! ```
+//!
+//! Invariants:
+//! 1. It lives for one term as head: what it leaves is for the next head.
+//! 2. How many slots are closed at once goes by how long the last ones were.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use esker_cluster::Slots;
+use esker_member::{Answer, Host, MoveCalls, Takes};
+use esker_server::resp::{Closed, MoveError, Moving, SlotEpoch, SlotState};
+use esker_wire::proto::chain as proto;
+
+/// The plan is looked at so often.
+const LOOK: Duration = Duration::from_millis(200);
+/// After something failed it is tried again so much later.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Clients of closed slots wait so long until they are told that it may last.
+const WAIT: Duration = Duration::from_secs(2);
+/// So long, about, slots are to be closed.
+const CLOSED: Duration = Duration::from_millis(25);
+/// Keys that are moved together at first, and at most; of one slot all are.
+const KEYS: usize = 64;
+const KEYS_MAX: usize = 4_096;
+/// Slots that are moved together at most.
+const SLOTS_MAX: usize = 256;
+/// How often a batch is put again because a database was cleared meanwhile.
+const PUTS_MAX: usize = 8;
+
+/// Moves slots of one chain.
+pub(super) struct Mover<'m> {
+    chain: &'m str,
+    host: &'m Arc<Host>,
+    moving: Moving,
+    over: &'m AtomicBool,
+}
+
+/// What takes slots that come.
+struct Taker(Moving);
+
+/// Why a batch, or all, does not go on.
+#[derive(Debug)]
+struct Stuck(String);
+
+impl From<MoveError> for Stuck {
+    fn from(error: MoveError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<String> for Stuck {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+fn told(slots: &[SlotEpoch]) -> Vec<proto::SlotEpoch> {
+    slots.iter().map(|(slot, epoch)| proto::SlotEpoch { slot: u32::from(*slot), epoch: *epoch }).collect()
+}
+
+fn heard(slots: &[proto::SlotEpoch]) -> Result<Vec<SlotEpoch>, String> {
+    let slot = |slot: &proto::SlotEpoch| {
+        let number = u16::try_from(slot.slot).ok().filter(|slot| *slot < esker_cluster::SLOTS);
+        Ok((number.ok_or_else(|| MoveError::NoSlot(slot.slot).to_string())?, slot.epoch))
+    };
+    slots.iter().map(slot).collect()
+}
+
+impl Takes for Taker {
+    fn begin(&self, request: proto::BeginMoveRequest) -> Answer<()> {
+        let slots = heard(&request.slots)?;
+        tracing::info!(from = request.from, to = request.chain, slots = slots.len(), "slots are to come");
+        self.0.begin(request.r#move, &request.from, &slots).map_err(|error| error.to_string())
+    }
+
+    fn put(&self, request: proto::PutKeysRequest) -> Answer<()> {
+        self.0.put(request.r#move, request.first, &request.parts).map_err(|error| error.to_string())
+    }
+
+    fn take(&self, request: proto::TakeSlotsRequest) -> Answer<bool> {
+        self.0.take(request.r#move, &heard(&request.slots)?).map_err(|error| error.to_string())
+    }
+
+    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<bool> {
+        self.0.settle(&heard(&request.slots)?).map_err(|error| error.to_string())
+    }
+}
+
+/// Takes no slots any more when it is dropped.
+struct Untaken<'m>(&'m Host, &'m str);
+
+impl Drop for Untaken<'_> {
+    fn drop(&mut self) {
+        self.0.set_taker(self.1, None);
+    }
+}
+
+impl<'m> Mover<'m> {
+    pub(super) fn new(chain: &'m str, host: &'m Arc<Host>, moving: Moving, over: &'m AtomicBool) -> Self {
+        Self { chain, host, moving, over }
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.over.load(Ordering::SeqCst) && !self.moving.is_over()
+    }
+
+    /// Moves what is to be moved until the term is over.
+    pub(super) fn run(&self) {
+        self.host.set_taker(self.chain, Some(Arc::new(Taker(self.moving.clone()))));
+        let _untaken = Untaken(self.host, self.chain);
+        let mut last_why = String::new();
+        while self.goes_on() {
+            let pause = match self.round() {
+                Ok(()) => {
+                    last_why.clear();
+                    LOOK
+                }
+                Err(Stuck(why)) => {
+                    if why != last_why && self.goes_on() {
+                        tracing::warn!(chain = self.chain, why, "slots do not go on to other chains");
+                        last_why = why;
+                    }
+                    AGAIN
+                }
+            };
+            let until = Instant::now() + pause;
+            while self.goes_on() && Instant::now() < until {
+                std::thread::sleep(LOOK.min(pause));
+            }
+        }
+        // Those who wait for closed slots wait for the next head.
+        self.moving.tell_that_it_lasts();
+    }
+
+    fn round(&self) -> Result<(), Stuck> {
+        for (to, slots) in self.moving.left_closed() {
+            self.settle(slots, to, None)?;
+        }
+        let Some(slots) = self.host.seen().and_then(|seen| seen.slots.clone()) else { return Ok(()) };
+        self.publish(&slots)?;
+        let records = self.moving.records();
+        let is_told = |slot: &u16, epoch| records.get(slot).is_none_or(|record| record.epoch <= epoch);
+        let mut due = BTreeMap::<&str, Vec<SlotEpoch>>::new();
+        for next in slots.due_of(self.chain).filter(|next| is_told(&next.slot, next.epoch)) {
+            due.entry(next.to).or_default().push((next.slot, next.epoch + 1));
+        }
+        for (to, slots) in due {
+            let moved = self.go(to, &slots);
+            self.moving.end_gathering();
+            moved?;
+        }
+        Ok(())
+    }
+
+    /// Tells the coordinator of slots that have gone, or come, and that it does not know of.
+    fn publish(&self, slots: &Slots) -> Result<(), Stuck> {
+        let mut gone = BTreeMap::<&str, Vec<SlotEpoch>>::new();
+        let records = self.moving.records();
+        for (slot, record) in records.iter() {
+            let keeper = match record.state {
+                SlotState::Gone => record.chain.as_str(),
+                SlotState::Here => self.chain,
+                SlotState::Leaving | SlotState::Coming => continue,
+            };
+            if slots.part_of(*slot).is_none_or(|part| part.epoch < record.epoch) {
+                gone.entry(keeper).or_default().push((*slot, record.epoch));
+            }
+        }
+        for (to, gone) in gone {
+            self.tell(&gone, to)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&self, gone: &[SlotEpoch], to: &str) -> Result<(), Stuck> {
+        let changed = self.host.change_slots(|slots| Some(slots.with_moved(gone, to)));
+        changed.map(drop).map_err(|error| Stuck(error.to_string()))
+    }
+
+    /// Whether these slots are still to go there.
+    fn are_due(&self, slots: &[SlotEpoch], to: &str) -> bool {
+        let Some(seen) = self.host.seen() else { return false };
+        let Some(planned) = &seen.slots else { return false };
+        let due: std::collections::BTreeSet<u16> =
+            planned.due_of(self.chain).filter(|due| due.to == to).map(|due| due.slot).collect();
+        slots.iter().all(|(slot, _)| due.contains(slot))
+    }
+
+    /// Moves slots to a chain, as many as can be gathered at once.
+    fn go(&self, to: &str, due: &[SlotEpoch]) -> Result<(), Stuck> {
+        let mut calls = self.host.calls(to)?;
+        let slots: Vec<u16> = due.iter().map(|(slot, _)| *slot).collect();
+        tracing::info!(chain = self.chain, to, slots = slots.len(), "slots are to go to another chain");
+        self.moving.gather(&slots, &|| self.goes_on())?;
+        let gathered: Vec<SlotEpoch> =
+            due.iter().copied().filter(|(slot, _)| self.moving.gathered(*slot).is_some()).collect();
+        let called = fastrand::u64(1..);
+        calls.begin(self.chain, called, told(&gathered))?;
+        let (mut rest, mut keys_max) = (&gathered[..], KEYS);
+        let (began, mut bytes) = (Instant::now(), 0);
+        while let Some(((slot, _), _)) = rest.split_first() {
+            // Keys come to be, and what is gathered may be less by then.
+            let Some(first) = self.moving.gathered(*slot) else { break };
+            let (mut count, mut keys) = (1, first);
+            while count < rest.len().min(SLOTS_MAX) {
+                let Some(more) = self.moving.gathered(rest[count].0) else { break };
+                if keys + more > keys_max {
+                    break;
+                }
+                (count, keys) = (count + 1, keys + more);
+            }
+            let (batch, others) = rest.split_at(count);
+            if !self.goes_on() || !self.are_due(batch, to) {
+                return Ok(());
+            }
+            let since = Instant::now();
+            bytes += self.go_closed(batch, to, called, &mut calls)?;
+            let took = since.elapsed().max(Duration::from_micros(100));
+            let fits = (keys.max(1) as f64 * CLOSED.as_secs_f64() / took.as_secs_f64()) as usize;
+            keys_max = fits.clamp(1, keys_max * 2).min(KEYS_MAX);
+            self.tell(batch, to)?;
+            self.keep_to_rate(began, bytes);
+            rest = others;
+        }
+        tracing::info!(chain = self.chain, to, slots = gathered.len(), bytes, "slots went to another chain");
+        Ok(())
+    }
+
+    fn keep_to_rate(&self, began: Instant, bytes: u64) {
+        let rate = self.host.copy_bytes_per_s();
+        if rate == 0 {
+            return;
+        }
+        let due = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        while self.goes_on() && began.elapsed() < due {
+            std::thread::sleep((due - began.elapsed().min(due)).min(LOOK));
+        }
+    }
+
+    /// Closes slots and has the other chain take them.
+    fn go_closed(&self, batch: &[SlotEpoch], to: &str, called: u64, calls: &mut MoveCalls) -> Result<u64, Stuck> {
+        let closed = self.moving.close(batch, to)?;
+        match self.put(&closed, called, calls) {
+            Ok(bytes) => {
+                self.moving.give(&closed)?;
+                Ok(bytes)
+            }
+            Err(Stuck(why)) => {
+                let slots = closed.slots().to_vec();
+                if self.settle(slots, to.to_owned(), Some(closed))? { Ok(0) } else { Err(Stuck(why)) }
+            }
+        }
+    }
+
+    fn put(&self, closed: &Closed, called: u64, calls: &mut MoveCalls) -> Result<u64, Stuck> {
+        let slots = told(closed.slots());
+        for _ in 0..PUTS_MAX {
+            let bytes = self.moving.read(closed, &mut |first, parts| {
+                if !self.goes_on() {
+                    return Err(Stuck::from(MoveError::Over));
+                }
+                calls.put(called, first, parts).map_err(Stuck)
+            })?;
+            if calls.take(called, slots.clone())? {
+                return Ok(bytes);
+            }
+        }
+        Err(Stuck(format!("the other chain was cleared {PUTS_MAX} times while keys came to it")))
+    }
+
+    /// Asks the other chain whether it took slots that are closed, until it says, and has them given or opened again;
+    /// whether it did.
+    fn settle(&self, slots: Vec<SlotEpoch>, to: String, closed: Option<Closed>) -> Result<bool, Stuck> {
+        let since = Instant::now();
+        let mut warned = false;
+        let kept = loop {
+            let answered = self.host.calls(&to).and_then(|mut calls| calls.settle(told(&slots)));
+            match answered {
+                Ok(kept) => break kept,
+                Err(why) if !warned => {
+                    tracing::warn!(chain = self.chain, to, slots = slots.len(), why, "closed slots wait for a chain");
+                    warned = true;
+                }
+                Err(_) => {}
+            }
+            if since.elapsed() >= WAIT {
+                self.moving.tell_that_it_lasts();
+            }
+            if !self.goes_on() {
+                return Err(MoveError::Over.into());
+            }
+            std::thread::sleep(LOOK);
+        };
+        if !kept {
+            self.moving.reopen(&slots)?;
+            return Ok(false);
+        }
+        let closed = match closed {
+            Some(closed) => closed,
+            None => self.moving.find(slots, to, &|| self.goes_on())?,
+        };
+        self.moving.give(&closed)?;
+        Ok(true)
+    }
+}

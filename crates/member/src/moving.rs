@@ -1,0 +1,238 @@
+//! What the head of one chain asks that of another while slots of keys go from one to the other.
+//!
+//! ```text
+//! head that gives → connection to the other chain's head → [`MoveCalls`] → service → [`Takes`] of that chain
+//! ```
+//!
+//! Invariants:
+//! 1. Each call ends in time.
+//! 2. A server answers for a chain only while it heads it, and only to servers of its own cluster.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use esker_peers::TlsFiles;
+use esker_wire::proto::chain as proto;
+use esker_wire::proto::chain::moving_client::MovingClient;
+use esker_wire::proto::chain::moving_server::{Moving, MovingServer};
+use parking_lot::RwLock;
+use tokio::runtime::Handle;
+use tonic::service::Routes;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+/// Longest message, in bytes: a part of the keys, of which one may be as large as a value can be.
+const MESSAGE_BYTES_MAX: usize = 96 << 20;
+/// A connection that is not there by then does not come.
+const CONNECT: Duration = Duration::from_secs(3);
+/// The other chain goes through all its keys.
+const BEGIN: Duration = Duration::from_secs(600);
+/// Any other answer.
+const CALL: Duration = Duration::from_secs(30);
+
+/// A refusal, in words for the log of the other side.
+pub type Answer<T> = Result<T, String>;
+
+/// What takes slots for a chain that this server heads.
+pub trait Takes: Send + Sync + 'static {
+    /// These slots will come.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    fn begin(&self, request: proto::BeginMoveRequest) -> Answer<()>;
+
+    /// Keys of them.
+    ///
+    /// # Errors
+    /// Why they are not put.
+    fn put(&self, request: proto::PutKeysRequest) -> Answer<()>;
+
+    /// All keys of these slots were put; false: they are to be put again.
+    ///
+    /// # Errors
+    /// Why it is not known that they are taken.
+    fn take(&self, request: proto::TakeSlotsRequest) -> Answer<bool>;
+
+    /// Whether the chain keeps these slots; if not, it never will by what was begun before.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<bool>;
+}
+
+/// Who takes slots, by chain.
+pub(crate) struct Desk {
+    cluster: String,
+    takers: RwLock<HashMap<String, Arc<dyn Takes>>>,
+}
+
+impl Desk {
+    /// Of this cluster.
+    pub(crate) fn new(cluster: &str) -> Arc<Self> {
+        Arc::new(Self { cluster: cluster.to_owned(), takers: RwLock::default() })
+    }
+
+    /// From now on this one takes slots for the chain; `None`: none does.
+    pub(crate) fn set(&self, chain: &str, taker: Option<Arc<dyn Takes>>) {
+        let mut takers = self.takers.write();
+        match taker {
+            Some(taker) => drop(takers.insert(chain.to_owned(), taker)),
+            None => drop(takers.remove(chain)),
+        }
+    }
+
+    fn taker(&self, chain: &str) -> Result<Arc<dyn Takes>, Status> {
+        let taker = self.takers.read().get(chain).cloned();
+        taker.ok_or_else(|| Status::unavailable(format!("this server does not head the chain {chain}")))
+    }
+
+    fn check(&self, cluster: &str) -> Result<(), Status> {
+        if cluster == self.cluster {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!("this is the cluster {}, and not {cluster}", self.cluster)))
+    }
+}
+
+struct Service(Weak<Desk>);
+
+/// The calls, which this desk answers for as long as it is there.
+pub(crate) fn routes(desk: &Arc<Desk>) -> Routes {
+    let service = MovingServer::new(Service(Arc::downgrade(desk)));
+    Routes::default().add_service(service.max_decoding_message_size(MESSAGE_BYTES_MAX))
+}
+
+impl Service {
+    fn desk(&self) -> Result<Arc<Desk>, Status> {
+        self.0.upgrade().ok_or_else(|| Status::unavailable("this server has stopped"))
+    }
+
+    async fn answer<T: Send + 'static>(
+        &self,
+        chain: &str,
+        ask: impl FnOnce(&dyn Takes) -> Answer<T> + Send + 'static,
+    ) -> Result<T, Status> {
+        let taker = self.desk()?.taker(chain)?;
+        // It waits for the store.
+        let answered = tokio::task::spawn_blocking(move || ask(&*taker)).await;
+        answered.map_err(|error| Status::internal(error.to_string()))?.map_err(Status::failed_precondition)
+    }
+}
+
+#[tonic::async_trait]
+impl Moving for Service {
+    async fn begin_move(
+        &self,
+        request: Request<proto::BeginMoveRequest>,
+    ) -> Result<Response<proto::BeginMoveResponse>, Status> {
+        let request = request.into_inner();
+        self.desk()?.check(&request.cluster)?;
+        self.answer(&request.chain.clone(), move |taker| taker.begin(request)).await?;
+        Ok(Response::new(proto::BeginMoveResponse {}))
+    }
+
+    async fn put_keys(
+        &self,
+        request: Request<proto::PutKeysRequest>,
+    ) -> Result<Response<proto::PutKeysResponse>, Status> {
+        let request = request.into_inner();
+        self.answer(&request.chain.clone(), move |taker| taker.put(request)).await?;
+        Ok(Response::new(proto::PutKeysResponse {}))
+    }
+
+    async fn take_slots(
+        &self,
+        request: Request<proto::TakeSlotsRequest>,
+    ) -> Result<Response<proto::TakeSlotsResponse>, Status> {
+        let request = request.into_inner();
+        let taken = self.answer(&request.chain.clone(), move |taker| taker.take(request)).await?;
+        Ok(Response::new(proto::TakeSlotsResponse { taken }))
+    }
+
+    async fn settle_slots(
+        &self,
+        request: Request<proto::SettleSlotsRequest>,
+    ) -> Result<Response<proto::SettleSlotsResponse>, Status> {
+        let request = request.into_inner();
+        self.desk()?.check(&request.cluster)?;
+        let kept = self.answer(&request.chain.clone(), move |taker| taker.settle(request)).await?;
+        Ok(Response::new(proto::SettleSlotsResponse { kept }))
+    }
+}
+
+/// The head of another chain, asked by a thread that may wait.
+pub struct MoveCalls {
+    client: MovingClient<Channel>,
+    runtime: Handle,
+    cluster: String,
+    chain: String,
+}
+
+impl MoveCalls {
+    /// What listens for peers at `HOST:PORT`, and heads this chain.
+    ///
+    /// # Errors
+    /// Why it cannot be reached.
+    pub(crate) fn connect(
+        runtime: &Handle,
+        address: &str,
+        tls: Option<&TlsFiles>,
+        (cluster, chain): (&str, &str),
+    ) -> Answer<Self> {
+        let connecting = async { tokio::time::timeout(CONNECT, esker_peers::connect(address, tls)).await };
+        let connected = runtime.block_on(connecting);
+        let channel = connected.map_err(|_| format!("no connection within {} s", CONNECT.as_secs()))??;
+        let client = MovingClient::new(channel).max_encoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Self { client, runtime: runtime.clone(), cluster: cluster.to_owned(), chain: chain.to_owned() })
+    }
+
+    fn within<T>(
+        runtime: &Handle,
+        time: Duration,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Answer<T> {
+        match runtime.block_on(async { tokio::time::timeout(time, call).await }) {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(status.message().to_owned()),
+            Err(_) => Err(format!("no answer within {} s", time.as_secs())),
+        }
+    }
+
+    /// See [`Takes::begin`].
+    ///
+    /// # Errors
+    /// What the other side says; that it does not answer.
+    pub fn begin(&mut self, from: &str, called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<()> {
+        let (chain, cluster) = (self.chain.clone(), self.cluster.clone());
+        let request = proto::BeginMoveRequest { chain, cluster, from: from.to_owned(), r#move: called, slots };
+        Self::within(&self.runtime, BEGIN, self.client.begin_move(request)).map(drop)
+    }
+
+    /// See [`Takes::put`].
+    ///
+    /// # Errors
+    /// What the other side says; that it does not answer.
+    pub fn put(&mut self, called: u64, first: bool, parts: Vec<proto::KeyPart>) -> Answer<()> {
+        let request = proto::PutKeysRequest { chain: self.chain.clone(), r#move: called, first, parts };
+        Self::within(&self.runtime, CALL, self.client.put_keys(request)).map(drop)
+    }
+
+    /// See [`Takes::take`].
+    ///
+    /// # Errors
+    /// What the other side says; that it does not answer.
+    pub fn take(&mut self, called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<bool> {
+        let request = proto::TakeSlotsRequest { chain: self.chain.clone(), r#move: called, slots };
+        Ok(Self::within(&self.runtime, CALL, self.client.take_slots(request))?.taken)
+    }
+
+    /// See [`Takes::settle`].
+    ///
+    /// # Errors
+    /// What the other side says; that it does not answer.
+    pub fn settle(&mut self, slots: Vec<proto::SlotEpoch>) -> Answer<bool> {
+        let request = proto::SettleSlotsRequest { chain: self.chain.clone(), cluster: self.cluster.clone(), slots };
+        Ok(Self::within(&self.runtime, CALL, self.client.settle_slots(request))?.kept)
+    }
+}

@@ -1,0 +1,233 @@
+//! The chain that slots come to: what is left there of them is removed, keys are put, the slots are taken.
+//!
+//! Invariants:
+//! 1. Steps of moves are taken one at a time.
+//! 2. A move that is forgotten, by a question or with its head, takes no slot any more.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use esker_kv::{Durability, Entry, Key, Namespace, Txn, slot_of};
+use esker_wire::proto::chain as proto;
+use parking_lot::Mutex;
+
+use crate::resp::cluster::ClusterView;
+use crate::resp::config::DATABASES;
+use crate::resp::keyspace::{Database, Head};
+use crate::resp::moving::gate::Located;
+use crate::resp::moving::records::{self, SlotEpoch, SlotRecord, SlotState};
+use crate::resp::moving::{MoveError, Moving};
+
+type Result<T> = std::result::Result<T, MoveError>;
+
+/// Records that are written in one transaction.
+const RECORDS: usize = 1_024;
+/// The key that is written when it is asked what the chain keeps.
+const SETTLED: &str = "settled";
+/// Keys that are removed in one transaction.
+const REMOVE_KEYS: usize = 512;
+
+/// Moves that have begun here, by what they are called.
+pub(crate) type Arrivals = Mutex<HashMap<u64, Arrival>>;
+
+/// A move.
+pub(crate) struct Arrival {
+    from: String,
+    slots: BTreeMap<u16, u64>,
+    /// How often a database had been cleared when the first keys of a batch were put.
+    clears: u64,
+}
+
+impl Moving {
+    /// These slots will come from the chain `from`, each in this epoch: removes what is left of them here. Goes through
+    /// all keys once.
+    ///
+    /// # Errors
+    /// [`MoveError::Kept`], [`MoveError::HasKeys`]; the store's.
+    pub fn begin(&self, called: u64, from: &str, slots: &[SlotEpoch]) -> Result<()> {
+        let mut arrivals = self.0.coming.lock();
+        let records = self.records();
+        let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
+        for (slot, epoch) in slots {
+            let here = records.get(slot).filter(|record| record.state != SlotState::Coming);
+            let is_newer = here.is_some_and(|record| record.epoch >= *epoch);
+            if is_newer || view.as_ref().is_some_and(|view| view.heads_since(*slot, *epoch)) {
+                return Err(MoveError::Kept { slot: *slot, epoch: *epoch });
+            }
+        }
+        let wanted: BTreeMap<u16, u64> = slots.iter().copied().collect();
+        // What was begun before for one of them is over.
+        arrivals.retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
+        let shares = view.as_ref().is_some_and(|view| view.heads_any()) || !records.is_empty();
+        let (mut left, mut others) = (Vec::new(), 0);
+        self.each_key(&|| !self.is_over(), &mut |database, key| {
+            // Until it shares slots all its keys are of clients of its own.
+            others += u64::from(!shares);
+            if shares && wanted.contains_key(&slot_of(key)) {
+                left.push((database, Bytes::copy_from_slice(key)));
+            }
+            if left.len() >= REMOVE_KEYS {
+                self.remove(&std::mem::take(&mut left))?;
+            }
+            Ok(())
+        })?;
+        if others > 0 {
+            return Err(MoveError::HasKeys(others));
+        }
+        self.remove(&left)?;
+        let coming = |epoch: &u64| SlotRecord { state: SlotState::Coming, epoch: *epoch, chain: from.to_owned() };
+        let mut next = (*records).clone();
+        next.extend(wanted.iter().map(|(slot, epoch)| (*slot, coming(epoch))));
+        for part in slots.chunks(RECORDS) {
+            self.keep(part.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
+        }
+        self.set(next);
+        let clears = self.0.keyspace.gate.clears();
+        arrivals.insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
+        Ok(())
+    }
+
+    fn remove(&self, keys: &[Located]) -> Result<()> {
+        let keyspace = &self.0.keyspace;
+        let databases = keys.iter().map(|(index, key)| Ok((keyspace.database(*index)?, key)));
+        let databases: Vec<_> = databases.collect::<esker_kv::Result<_>>()?;
+        let located: Vec<(&Namespace, Key<'_>)> =
+            databases.iter().map(|(database, key)| database.locate(key)).collect();
+        keyspace.kv.transact(&located, Durability::Applied, |txn| {
+            txn.give_back();
+            databases.iter().try_for_each(|(database, key)| keyspace.remove(txn, database, key).map(drop))?;
+            Ok::<_, MoveError>(())
+        })
+    }
+
+    /// Puts keys of slots that come; `first`: they are the first of a batch.
+    ///
+    /// # Errors
+    /// [`MoveError::NoMove`], [`MoveError::OtherSlot`], [`MoveError::Malformed`]; the store's.
+    pub fn put(&self, called: u64, first: bool, parts: &[proto::KeyPart]) -> Result<()> {
+        let keyspace = &self.0.keyspace;
+        let mut arrivals = self.0.coming.lock();
+        let arrival = arrivals.get_mut(&called).ok_or(MoveError::NoMove(called))?;
+        if first {
+            arrival.clears = keyspace.gate.clears();
+        }
+        let mut opened = Vec::with_capacity(parts.len());
+        for part in parts {
+            let slot = slot_of(&part.key);
+            if !arrival.slots.contains_key(&slot) {
+                return Err(MoveError::OtherSlot(slot));
+            }
+            let index = u8::try_from(part.database).ok().filter(|index| usize::from(*index) < DATABASES);
+            let index = index.ok_or(MoveError::Malformed("KeyPart.database: expected one of 0 to 15"))?;
+            let what = part.what.as_ref().ok_or(MoveError::Malformed("KeyPart.what: it says nothing"))?;
+            if matches!(what, proto::key_part::What::Fields(_)) {
+                keyspace.expect_hashes();
+            }
+            opened.push((keyspace.database(index)?, part, what));
+        }
+        let located: Vec<(&Namespace, Key<'_>)> =
+            opened.iter().map(|(database, part, _)| database.locate(&part.key)).collect();
+        keyspace.kv.transact(&located, Durability::Applied, |txn| {
+            opened.iter().try_for_each(|(database, part, what)| match what {
+                proto::key_part::What::Value(value) => {
+                    Ok(keyspace.put_string(txn, database, &part.key, value, part.expires_ms)?)
+                }
+                proto::key_part::What::Fields(fields) => self.put_fields(txn, database, part, fields),
+            })
+        })
+    }
+
+    fn put_fields(
+        &self,
+        txn: &mut Txn<'_>,
+        database: &Database,
+        part: &proto::KeyPart,
+        fields: &proto::HashFields,
+    ) -> Result<()> {
+        let (keyspace, key) = (&self.0.keyspace, &part.key[..]);
+        let before = if fields.more { keyspace.get(txn, database, key)? } else { None };
+        let mut head = match before {
+            Some(entry) => Head::decode(&entry)?,
+            None if fields.more => return Err(MoveError::Malformed("HashFields.more: there are none before them")),
+            None => {
+                keyspace.remove(txn, database, key)?;
+                Head { id: keyspace.new_id(database, key)?, fields: 0 }
+            }
+        };
+        head.fields += fields.pairs.len() as u64;
+        for pair in &fields.pairs {
+            txn.put(&database.fields, &head.field_key(&pair.key)[..], Entry::new(pair.value.clone()));
+        }
+        Ok(keyspace.place(txn, database, key, head.entry(part.expires_ms))?)
+    }
+
+    /// The chain keeps these slots from now on: all their keys were put. False: a database was cleared meanwhile, and
+    /// they are to be put again. It is durable when this returns.
+    ///
+    /// # Errors
+    /// [`MoveError::NoMove`], [`MoveError::OtherSlot`]; the store's: whether it keeps them [`Moving::settle`] tells.
+    pub fn take(&self, called: u64, slots: &[SlotEpoch]) -> Result<bool> {
+        let (keyspace, server) = (&self.0.keyspace, self.server()?);
+        let mut arrivals = self.0.coming.lock();
+        let arrival = arrivals.get_mut(&called).ok_or(MoveError::NoMove(called))?;
+        if let Some((slot, _)) = slots.iter().find(|(slot, epoch)| arrival.slots.get(slot) != Some(epoch)) {
+            return Err(MoveError::OtherSlot(*slot));
+        }
+        let here = |epoch: &u64| SlotRecord { state: SlotState::Here, epoch: *epoch, chain: arrival.from.clone() };
+        let mut next = (*self.records()).clone();
+        next.extend(slots.iter().map(|(slot, epoch)| (*slot, here(epoch))));
+        // No database is cleared between the look and the commit.
+        let mut txn = keyspace.kv.begin_exclusive();
+        if keyspace.gate.clears() != arrival.clears {
+            return Ok(false);
+        }
+        txn.give_back();
+        records::write(&mut txn, &server, slots.iter().map(|(slot, _)| (*slot, next.get(slot))));
+        txn.commit(Durability::Always).wait()?;
+        for (slot, _) in slots {
+            arrival.slots.remove(slot);
+        }
+        let is_over = arrival.slots.is_empty();
+        if is_over {
+            arrivals.remove(&called);
+        }
+        self.set(next);
+        Ok(true)
+    }
+
+    /// Whether the chain keeps these slots, in this epoch or a later one. If not, it never will by a move that has begun.
+    ///
+    /// # Errors
+    /// [`MoveError::Torn`]; the store's: it is not known.
+    pub fn settle(&self, slots: &[SlotEpoch]) -> Result<bool> {
+        let mut arrivals = self.0.coming.lock();
+        let records = self.records();
+        let is_here = |(slot, epoch): &&SlotEpoch| {
+            // Also where it has gone on to another since.
+            records.get(slot).is_some_and(|record| match record.state {
+                SlotState::Here => record.epoch >= *epoch,
+                SlotState::Leaving | SlotState::Gone => record.epoch > *epoch,
+                SlotState::Coming => false,
+            })
+        };
+        let here = slots.iter().filter(is_here).count();
+        if here == slots.len() {
+            return Ok(true);
+        }
+        arrivals.retain(|_, arrival| !slots.iter().any(|(slot, _)| arrival.slots.contains_key(slot)));
+        if here > 0 {
+            return Err(MoveError::Torn(slots.len()));
+        }
+        // A head that is none any more would not know what its successor has taken: this it cannot have acknowledged.
+        let server = self.server()?;
+        server.put_with(SETTLED, Entry::default(), Durability::Always).wait()?;
+        Ok(false)
+    }
+}
+
+impl ClusterView {
+    /// Whether the own node heads this slot, in this epoch or a later one.
+    fn heads_since(&self, slot: u16, epoch: u64) -> bool {
+        self.heads_slot(slot).is_some_and(|since| since >= epoch)
+    }
+}

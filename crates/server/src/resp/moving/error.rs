@@ -1,0 +1,49 @@
+//! Why slots do not go to another chain.
+
+use std::time::Duration;
+
+/// Why a step of a move was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum MoveError {
+    /// The store's, or that of the face of keys.
+    #[error(transparent)]
+    Kv(#[from] esker_kv::Error),
+    /// Not a slot.
+    #[error("slot {0}: expected one below 16384")]
+    NoSlot(u32),
+    /// The chain that a slot was to come to keeps it.
+    #[error("this chain keeps slot {slot}, in epoch {epoch} and newer")]
+    Kept {
+        /// The slot.
+        slot: u16,
+        /// The epoch in which it was to come.
+        epoch: u64,
+    },
+    /// The chain that slots were to come to has keys of clients of its own.
+    #[error("this chain shares no slots yet, and holds {0} keys of clients of its own: empty it first")]
+    HasKeys(u64),
+    /// It was never begun here, or is over, or another head has taken over since.
+    #[error("no move {0:016x} is under way here")]
+    NoMove(u64),
+    /// A key of a slot that was not to come.
+    #[error("a key of slot {0}, which is not to come")]
+    OtherSlot(u16),
+    /// What was put makes no sense.
+    #[error("{0}")]
+    Malformed(&'static str),
+    /// Some of the slots have come, and others have not.
+    #[error("some of {0} slots that go together are here, and others are not")]
+    Torn(usize),
+    /// Reads of the slots that had begun did not end.
+    #[error("reads of keys had begun before their slots were closed, and have not ended within {0:?}")]
+    Readers(Duration),
+    /// The server stops, or the plan is another.
+    #[error("it is not to go on")]
+    Over,
+}
+
+impl From<esker_store::Error> for MoveError {
+    fn from(error: esker_store::Error) -> Self {
+        Self::Kv(error.into())
+    }
+}

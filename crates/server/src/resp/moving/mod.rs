@@ -1,0 +1,65 @@
+//! Slots that go from one chain to another, where several chains share the keys of one cluster.
+//!
+//! ```text
+//! the chain that keeps them                                     the chain that is to
+//! gather: keys of the slots, and those that come to be      →   begin: what is left of them there is removed
+//! close: a few slots at a time; their commands wait
+//! read: keys with their values                              →   put
+//!                                                           →   take: they are here, in the next epoch
+//! give: keys are removed, the slots are gone; commands are run anew, and redirected
+//! ```
+//!
+//! Both write down how it stands ([`SlotRecord`]), in the same transactions that change the keys: a head that takes over
+//! finds it, and asks the other chain whether it has taken what was closed ([`Moving::settle`]). The coordinator is told
+//! afterwards.
+//!
+//! Invariants:
+//! 1. A slot is answered by one chain at a time: by neither from the time that it is closed until it is taken.
+//! 2. Slots that were not taken when a new head of their chain asked are never taken by what was begun before.
+//! 3. Keys are removed where they were only once the other chain has taken their slot for good.
+
+mod coming;
+mod error;
+pub(crate) mod gate;
+mod leaving;
+pub(crate) mod records;
+
+use std::sync::Arc;
+
+pub use error::MoveError;
+pub use leaving::Closed;
+pub use records::{SlotEpoch, SlotRecord, SlotRecords, SlotState};
+
+pub(crate) use coming::Arrivals;
+
+use crate::resp::moving::records::SERVER;
+use crate::resp::shared::Shared;
+
+/// What moves slots from and to the chain that a server heads.
+#[derive(Clone)]
+pub struct Moving(pub(super) Arc<Shared>);
+
+impl Moving {
+    /// What is recorded of slots.
+    pub fn records(&self) -> Arc<SlotRecords> {
+        self.0.keyspace.gate.records()
+    }
+
+    /// The server stops.
+    pub fn is_over(&self) -> bool {
+        self.0.is_stopping()
+    }
+
+    fn server(&self) -> esker_kv::Result<esker_kv::Namespace> {
+        self.0.keyspace.kv.namespace(SERVER, esker_kv::Kind::Bytes)
+    }
+
+    /// Records are others now: what redirects clients knows before those who wait do.
+    fn set(&self, records: SlotRecords) {
+        let records = Arc::new(records);
+        if let Some(cluster) = &self.0.config.cluster {
+            cluster.tell(&records);
+        }
+        self.0.keyspace.gate.set(records);
+    }
+}

@@ -1,0 +1,472 @@
+//! Slots of keys that go from one chain to another: two servers, each with a store of its own, as heads of two chains.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use esker_kv::{SLOTS, SystemClock, slot_of};
+use esker_memory::MemoryStore;
+use esker_server::resp::{
+    Closed, Cluster, ClusterNode, ClusterView, Config, MoveError, Moving, NoEngineInfo, SlotEpoch, SlotRange,
+    SlotRecords, SlotState,
+};
+use support::{Client, Running, config};
+
+/// Of `foo`, `bar` and `hello`.
+const FOO: u16 = 12_182;
+const BAR: u16 = 5_061;
+const HELLO: u16 = 866;
+
+/// What a server knows of the cluster of two chains, of which the first keeps all slots at first.
+struct Known {
+    own: usize,
+    ports: ArcSwap<[u16; 2]>,
+    records: ArcSwap<SlotRecords>,
+    view: ArcSwap<ClusterView>,
+}
+
+impl Known {
+    fn new(own: usize) -> Self {
+        let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
+        let view = ArcSwap::from_pointee(Self::made(own, [1, 1], &SlotRecords::new()));
+        Self { own, ports, records, view }
+    }
+
+    fn made(own: usize, ports: [u16; 2], records: &SlotRecords) -> ClusterView {
+        let node = |index: usize| ClusterNode {
+            id: format!("{:040x}", 0xa0 + index),
+            host: "127.0.0.1".into(),
+            port: ports[index],
+            tls_port: None,
+            is_up: true,
+        };
+        let range = |slot: u16| {
+            let known = records.get(&slot).map(|record| match record.state {
+                SlotState::Leaving => (own, record.epoch - 1),
+                SlotState::Coming => (1 - own, record.epoch - 1),
+                SlotState::Here => (own, record.epoch),
+                SlotState::Gone => (1 - own, record.epoch),
+            });
+            let (head, epoch) = known.unwrap_or((0, 0));
+            SlotRange { first: slot, last: slot, head: Some(head), replicas: Vec::new(), epoch }
+        };
+        let ranges = (0..SLOTS as u16).map(range).collect();
+        ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap()
+    }
+
+    fn make(&self) {
+        self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), &self.records.load())));
+    }
+}
+
+impl Cluster for Known {
+    fn view(&self) -> Arc<ClusterView> {
+        self.view.load_full()
+    }
+
+    fn tell(&self, records: &Arc<SlotRecords>) {
+        self.records.store(Arc::clone(records));
+        self.make();
+    }
+}
+
+/// The heads of the chains.
+struct Two {
+    servers: Vec<Running>,
+    known: Vec<Arc<Known>>,
+}
+
+fn server(own: usize, store: Arc<MemoryStore>) -> (Running, Arc<Known>) {
+    let known = Arc::new(Known::new(own));
+    let cluster = Some(Arc::clone(&known) as Arc<dyn Cluster>);
+    let config = Config { cluster, int_databases: vec![1], ..config() };
+    (Running::start_on(store, config, Arc::new(SystemClock), Arc::new(NoEngineInfo)), known)
+}
+
+impl Two {
+    fn start() -> Self {
+        let (servers, known) = (0..2).map(|own| server(own, Arc::new(MemoryStore::new()))).unzip();
+        let two = Self { servers, known };
+        two.meet();
+        two
+    }
+
+    /// Each knows where the other is.
+    fn meet(&self) {
+        let ports = [0, 1].map(|index| self.servers[index].address().port());
+        for known in &self.known {
+            known.ports.store(Arc::new(ports));
+            known.make();
+        }
+    }
+
+    /// Another head takes over, with what the chain holds.
+    fn fail_over(&mut self, index: usize) {
+        let (before, _) = (self.servers.remove(index), self.known.remove(index));
+        let (after, known) = server(index, before.stop());
+        self.servers.insert(index, after);
+        self.known.insert(index, known);
+        self.meet();
+    }
+
+    fn moving(&self, index: usize) -> Moving {
+        self.servers[index].handle.moving()
+    }
+
+    fn client(&self, index: usize) -> Client<TcpStream> {
+        self.servers[index].client()
+    }
+
+    fn moved(&self, slot: u16, to: usize) -> String {
+        format!("-MOVED {slot} 127.0.0.1:{}\r\n", self.servers[to].address().port())
+    }
+
+    /// Has slots gathered, and the move begun.
+    fn begin(&self, from: usize, slots: &[SlotEpoch]) -> u64 {
+        static CALLED: AtomicU64 = AtomicU64::new(1);
+        let called = CALLED.fetch_add(1, Ordering::SeqCst);
+        let numbers: Vec<u16> = slots.iter().map(|(slot, _)| *slot).collect();
+        self.moving(from).gather(&numbers, &|| true).unwrap();
+        self.moving(1 - from).begin(called, name(from), slots).unwrap();
+        called
+    }
+
+    fn put(&self, from: usize, called: u64, closed: &Closed) -> u64 {
+        let to = self.moving(1 - from);
+        self.moving(from).read(closed, &mut |first, parts| to.put(called, first, &parts)).unwrap()
+    }
+
+    /// Slots go to the other chain, each in this epoch.
+    fn go(&self, from: usize, slots: &[SlotEpoch]) {
+        let called = self.begin(from, slots);
+        let closed = self.moving(from).close(slots, name(1 - from)).unwrap();
+        self.put(from, called, &closed);
+        assert!(self.moving(1 - from).take(called, slots).unwrap());
+        self.moving(from).give(&closed).unwrap();
+        self.moving(from).end_gathering();
+    }
+}
+
+fn name(index: usize) -> &'static str {
+    ["a", "b"][index]
+}
+
+/// A command whose reply is waited for by a thread.
+fn later(mut client: Client<TcpStream>, line: &'static str) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || client.run(line))
+}
+
+/// It has had the time to be answered, and was not.
+fn waits(thread: &std::thread::JoinHandle<String>) {
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!thread.is_finished());
+}
+
+#[test]
+fn slots_go_with_all_that_their_keys_hold() {
+    let two = Two::start();
+    let (mut a, mut b) = (two.client(0), two.client(1));
+    a.check("SET foo string", "+OK\r\n");
+    a.check("SET {foo}late gone PX 3600000", "+OK\r\n");
+    a.check("SET hello stays", "+OK\r\n");
+    a.check("HSET {foo}hash one 1 two 2", ":2\r\n");
+    a.check("EXPIRE {foo}hash 1000", ":1\r\n");
+    for number in 0..3_000 {
+        a.call(&["HSET", "bar", &format!("field{number}"), &format!("value{number}")]);
+    }
+    a.call(&["SET", "{bar}large", &"x".repeat(3 << 20)]);
+    a.check("SELECT 1", "+OK\r\n");
+    a.check("SET 7 int", "+OK\r\n");
+    a.check("SET foo other", "+OK\r\n");
+    let seven = slot_of(b"7");
+    b.check("GET foo", &two.moved(FOO, 0));
+    two.go(0, &[(BAR, 1), (FOO, 1), (seven, 1)]);
+
+    a.check("GET foo", &two.moved(FOO, 1));
+    a.check("SELECT 0", "+OK\r\n");
+    a.check("HGET bar field1", &two.moved(BAR, 1));
+    a.check("KEYS *", "*1\r\n$5\r\nhello\r\n");
+    a.check("GET hello", "$5\r\nstays\r\n");
+    b.check("GET hello", &two.moved(HELLO, 0));
+    b.check("GET foo", "$6\r\nstring\r\n");
+    b.check("HGETALL {foo}hash", "*4\r\n$3\r\none\r\n$1\r\n1\r\n$3\r\ntwo\r\n$1\r\n2\r\n");
+    b.check("HLEN bar", ":3000\r\n");
+    b.check("HGET bar field2999", "$9\r\nvalue2999\r\n");
+    b.check("STRLEN {bar}large", ":3145728\r\n");
+    let ttl = |client: &mut Client<TcpStream>, key: &str| {
+        let reply = client.run(&format!("PTTL {key}"));
+        reply.trim_start_matches(':').trim_end().parse::<i64>().unwrap()
+    };
+    assert!((3_000_000..=3_600_000).contains(&ttl(&mut b, "{foo}late")));
+    assert!((500_000..=1_000_000).contains(&ttl(&mut b, "{foo}hash")));
+    b.check("PTTL foo", ":-1\r\n");
+    b.check("SELECT 1", "+OK\r\n");
+    b.check("GET 7", "$3\r\nint\r\n");
+    b.check("GET foo", "$5\r\nother\r\n");
+
+    // And back, as they are by then.
+    b.check("SELECT 0", "+OK\r\n");
+    b.check("HDEL {foo}hash one", ":1\r\n");
+    b.check("DEL bar", ":1\r\n");
+    two.go(1, &[(BAR, 2), (FOO, 2)]);
+    a.check("HGETALL {foo}hash", "*2\r\n$3\r\ntwo\r\n$1\r\n2\r\n");
+    a.check("EXISTS bar", ":0\r\n");
+    b.check("GET foo", &two.moved(FOO, 0));
+    b.check("DBSIZE", ":0\r\n");
+}
+
+#[test]
+fn commands_of_a_slot_that_is_closed_wait_and_are_sent_on() {
+    let two = Two::start();
+    let mut a = two.client(0);
+    a.check("MSET foo 1 bar 2", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    let mut queued = two.client(0);
+    queued.check("MULTI", "+OK\r\n");
+    queued.check("INCR foo", "+QUEUED\r\n");
+    let mut watching = two.client(0);
+    watching.check("WATCH foo", "+OK\r\n");
+    watching.check("MULTI", "+OK\r\n");
+    watching.check("INCR bar", "+QUEUED\r\n");
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    let waiting = ["SET foo 3", "GET foo", "MGET bar foo", "FLUSHALL", "HSET foo f v", "DEL foo"];
+    let waiting: Vec<_> = waiting.into_iter().map(|line| later(two.client(0), line)).collect();
+    let executed = later(queued, "EXEC");
+    // Other slots are served, and the other chain does not know of it.
+    a.check("GET bar", "$1\r\n2\r\n");
+    a.check("DBSIZE", ":2\r\n");
+    two.client(1).check("GET foo", &two.moved(FOO, 0));
+    waiting.iter().for_each(waits);
+    waits(&executed);
+    two.put(0, called, &closed);
+    assert!(two.moving(1).take(called, &[(FOO, 1)]).unwrap());
+    waiting.iter().for_each(|thread| assert!(!thread.is_finished()));
+    two.moving(0).give(&closed).unwrap();
+    let replies: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let foo = two.moved(FOO, 1);
+    let apart = "-CROSSSLOT Keys in request don't hash to the same slot\r\n";
+    assert_eq!(replies, [&foo, &foo, apart, "+OK\r\n", &foo, &foo]);
+    assert_eq!(executed.join().unwrap(), foo);
+    // What was watched is here no more.
+    watching.check("EXEC", "*-1\r\n");
+    // The flush was of what the chain keeps.
+    a.check("EXISTS bar", ":0\r\n");
+    two.client(1).check("GET foo", "$1\r\n1\r\n");
+}
+
+#[test]
+fn keys_that_come_to_be_while_slots_are_gathered_go_too() {
+    let two = Two::start();
+    let mut a = two.client(0);
+    a.check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    a.check("SET {foo}new 2", "+OK\r\n");
+    a.check("HSET {foo}hash f v", ":1\r\n");
+    a.check("RENAME foo {foo}renamed", "+OK\r\n");
+    a.check("SET hello 3", "+OK\r\n");
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    assert_eq!(closed.keys(), 4, "with the one that is gone");
+    two.put(0, called, &closed);
+    assert!(two.moving(1).take(called, &[(FOO, 1)]).unwrap());
+    two.moving(0).give(&closed).unwrap();
+    let mut b = two.client(1);
+    b.check("MGET {foo}new {foo}renamed foo", "*3\r\n$1\r\n2\r\n$1\r\n1\r\n$-1\r\n");
+    b.check("HGET {foo}hash f", "$1\r\nv\r\n");
+    a.check("KEYS *", "*1\r\n$5\r\nhello\r\n");
+}
+
+#[test]
+fn what_was_not_taken_is_opened_again_and_is_not_taken_later() {
+    let two = Two::start();
+    let mut a = two.client(0);
+    a.check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    two.put(0, called, &closed);
+    let waiting = later(two.client(0), "INCR foo");
+    assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+    waits(&waiting);
+    two.moving(0).reopen(&[(FOO, 1)]).unwrap();
+    assert_eq!(waiting.join().unwrap(), ":2\r\n");
+    // What was sent before comes late.
+    assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(of)) if of == called));
+    assert!(matches!(two.moving(1).put(called, true, &[]), Err(MoveError::NoMove(_))));
+    two.client(1).check("GET foo", &two.moved(FOO, 0));
+    // The next time nothing of that is in the way.
+    a.check("DEL foo", ":1\r\n");
+    two.go(0, &[(FOO, 1)]);
+    two.client(1).check("EXISTS foo", ":0\r\n");
+    two.client(1).check("DBSIZE", ":0\r\n");
+}
+
+#[test]
+fn the_next_head_goes_on_from_what_was_closed() {
+    for taken in [false, true] {
+        let mut two = Two::start();
+        two.client(0).check("MSET foo 1 {foo}more 2 hello 3", "+OK\r\n");
+        let called = two.begin(0, &[(FOO, 1), (BAR, 1)]);
+        let closed = two.moving(0).close(&[(FOO, 1), (BAR, 1)], "b").unwrap();
+        two.put(0, called, &closed);
+        if taken {
+            assert!(two.moving(1).take(called, &[(FOO, 1), (BAR, 1)]).unwrap());
+        }
+        two.fail_over(0);
+        let waiting = later(two.client(0), "GET foo");
+        waits(&waiting);
+        let mut left = two.moving(0).left_closed();
+        let (to, slots) = left.pop().unwrap();
+        assert_eq!((to.as_str(), &slots[..], left.len()), ("b", &[(BAR, 1), (FOO, 1)][..], 0));
+        assert_eq!(two.moving(1).settle(&slots).unwrap(), taken);
+        if taken {
+            let found = two.moving(0).find(slots, to, &|| true).unwrap();
+            assert_eq!(found.keys(), 2);
+            two.moving(0).give(&found).unwrap();
+            assert_eq!(waiting.join().unwrap(), two.moved(FOO, 1));
+            two.client(1).check("MGET foo {foo}more", "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
+            two.client(0).check("DBSIZE", ":1\r\n");
+            // Both know it after the next change of heads as well.
+            two.fail_over(0);
+            two.fail_over(1);
+            two.client(0).check("GET foo", &two.moved(FOO, 1));
+            two.client(1).check("GET foo", "$1\r\n1\r\n");
+        } else {
+            two.moving(0).reopen(&slots).unwrap();
+            assert_eq!(waiting.join().unwrap(), "$1\r\n1\r\n");
+            two.client(1).check("GET foo", &two.moved(FOO, 0));
+        }
+    }
+}
+
+#[test]
+fn a_head_that_took_over_takes_nothing_that_was_begun_before() {
+    let mut two = Two::start();
+    two.client(0).check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    two.put(0, called, &closed);
+    two.fail_over(1);
+    assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
+    assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+    two.moving(0).reopen(&[(FOO, 1)]).unwrap();
+    two.client(0).check("GET foo", "$1\r\n1\r\n");
+}
+
+#[test]
+fn keys_are_put_again_where_their_chain_was_cleared_meanwhile() {
+    let two = Two::start();
+    two.client(0).check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    two.put(0, called, &closed);
+    // It heads a slot, or it would not clear anything.
+    two.client(0).check("SET bar 2", "+OK\r\n");
+    let other = two.begin(0, &[(BAR, 1)]);
+    let bar = two.moving(0).close(&[(BAR, 1)], "b").unwrap();
+    two.put(0, other, &bar);
+    assert!(two.moving(1).take(other, &[(BAR, 1)]).unwrap());
+    two.moving(0).give(&bar).unwrap();
+    two.client(1).check("FLUSHALL", "+OK\r\n");
+    assert!(!two.moving(1).take(called, &[(FOO, 1)]).unwrap());
+    two.put(0, called, &closed);
+    assert!(two.moving(1).take(called, &[(FOO, 1)]).unwrap());
+    two.moving(0).give(&closed).unwrap();
+    two.client(1).check("GET foo", "$1\r\n1\r\n");
+    two.client(1).check("DBSIZE", ":1\r\n");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    let two = Two::start();
+    let told = |error: MoveError, part: &str| assert!(error.to_string().contains(part), "{error}");
+    // A chain that keeps a slot does not take it.
+    told(two.moving(0).begin(7, "b", &[(FOO, 0)]).unwrap_err(), "keeps slot 12182, in epoch 0");
+    // Nor does one that shares no slots, and has keys of clients of its own, in whichever slots.
+    let kv = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
+    kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().put("foo", "own").wait().unwrap();
+    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
+    kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().remove("foo").wait().unwrap();
+    two.moving(1).begin(7, "a", &[(BAR, 1)]).unwrap();
+    let part = |key: &'static str, database, what| esker_wire::proto::chain::KeyPart {
+        database,
+        key: key.into(),
+        expires_ms: None,
+        what,
+    };
+    let value = || Some(esker_wire::proto::chain::key_part::What::Value("v".into()));
+    let more = esker_wire::proto::chain::HashFields { more: true, pairs: Vec::new() };
+    let more = Some(esker_wire::proto::chain::key_part::What::Fields(more));
+    let put = |part| two.moving(1).put(7, true, &[part]).unwrap_err();
+    told(put(part("foo", 0, value())), "slot 12182, which is not to come");
+    told(put(part("bar", 16, value())), "KeyPart.database");
+    told(put(part("bar", 0, None)), "KeyPart.what");
+    told(put(part("bar", 0, more)), "HashFields.more");
+    told(two.moving(1).take(7, &[(BAR, 2)]).unwrap_err(), "slot 5061");
+    told(two.moving(1).take(8, &[(BAR, 1)]).unwrap_err(), "no move 0000000000000008");
+    assert!(two.moving(0).gather(&[FOO], &|| false).is_err_and(|error| matches!(error, MoveError::Over)));
+}
+
+#[test]
+fn nothing_is_lost_or_done_twice_while_slots_go_to_and_fro() {
+    const KEYS: usize = 64;
+    let two = Arc::new(Two::start());
+    let keys: Vec<String> = (0..KEYS).map(|number| format!("counter{number}")).collect();
+    let slots: BTreeSet<u16> = keys.iter().map(|key| slot_of(key.as_bytes())).collect();
+    let over = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..4)
+        .map(|writer| {
+            let (two, over, keys) = (Arc::clone(&two), Arc::clone(&over), keys.clone());
+            std::thread::spawn(move || {
+                let mut clients = [two.client(0), two.client(1)];
+                let mut done = vec![0_u64; KEYS];
+                let (mut at, mut redirected) = (writer * 16, 0_u64);
+                while !over.load(Ordering::SeqCst) {
+                    at = (at + 7) % KEYS;
+                    let mut to = 0;
+                    loop {
+                        let hash = at % 2 == 1;
+                        let words: &[&str] =
+                            if hash { &["HINCRBY", &keys[at], "f", "1"] } else { &["INCR", &keys[at]] };
+                        let reply = clients[to].call(words);
+                        if reply.starts_with(b":") {
+                            done[at] += 1;
+                            break;
+                        }
+                        assert!(reply.starts_with(b"-MOVED"), "{}", String::from_utf8_lossy(&reply));
+                        (to, redirected) = (1 - to, redirected + 1);
+                    }
+                }
+                (done, redirected)
+            })
+        })
+        .collect();
+    let mut epoch = 0;
+    for round in 0..12_usize {
+        epoch += 1;
+        for slot in &slots {
+            two.go(round % 2, &[(*slot, epoch)]);
+        }
+    }
+    over.store(true, Ordering::SeqCst);
+    let mut sums = vec![0; KEYS];
+    let mut redirected = 0;
+    for writer in writers {
+        let (done, to) = writer.join().unwrap();
+        sums.iter_mut().zip(done).for_each(|(sum, done)| *sum += done);
+        redirected += to;
+    }
+    let mut a = two.client(0);
+    for (at, key) in keys.iter().enumerate() {
+        let reply = if at % 2 == 1 { a.call(&["HGET", key, "f"]) } else { a.call(&["GET", key]) };
+        let reply = String::from_utf8(reply).unwrap();
+        assert_eq!(reply.lines().nth(1), Some(sums[at].to_string().as_str()), "{key}");
+    }
+    let b = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
+    assert!(b.namespace("db0", esker_kv::Kind::Bytes).unwrap().is_empty().wait().unwrap());
+    assert!(redirected > 0);
+}
