@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../cluster/tests/support/mod.rs"]
-mod zookeeper;
+pub mod zookeeper;
 
 use std::collections::BTreeMap;
 use std::fs::File;
