@@ -8,22 +8,29 @@
  * first bytes of a connection. Over TLS where it has a certificate, from the first byte (TSSLSocket).
  *
  * Keys: of a namespace of int keys decimal numbers, 0 to 18446744073709551615, without leading zeros; else up to 4,024
- * bytes. Keys and values are strings of bytes: clients whose `string` is text (Python 3) send and read UTF-8.
+ * bytes. Keys and values are strings of bytes: clients whose `string` is text (Python 3, Java) send and read UTF-8.
  *
  * Limits: a value has up to 16 MiB less 16 bytes (its header), what a multiPut writes 40 MiB together, a message 44 MiB,
- * an answer 64 MiB, and so have the values of the keys of a removeMany; a call 4,096 keys, a page 1,000 pairs. Clients
- * have limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said. Lists of
- * keys and pairs are lists: sets, maps and lists of other elements are a PROTOCOL_ERROR.
+ * an answer 64 MiB, and so have the values of the keys of a removeMany; a call 4,096 keys, a page 1,000 pairs. What a
+ * call writes also fits one segment of the store, with some KiB beside it (`esker format` tells how long segments are;
+ * if nothing is said 8 MiB of a store of less than 2 GiB, 16 of less than 4 GiB, 32 of less than 8 GiB). Clients have
+ * limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said. Lists of keys
+ * and pairs are lists: sets, maps and lists of other elements are a PROTOCOL_ERROR.
  *
- * Connections: one that has begun a call keeps its place (thrift_connections) until it is closed, idle or not. A server
- * whose memory (thrift_memory) others hold says so, and is to be asked again later.
+ * Connections: one that has begun a call keeps its place (thrift_connections) until it is closed, idle or not. One
+ * that has begun none is closed after 10 seconds: pools open them when they are needed. A server whose memory
+ * (thrift_memory) others hold says so, and is to be asked again later.
+ *
+ * Java: an AsyncClient takes every exception for its end, also that of a get whose key is missing: make another, or ask
+ * by multiGet. A client that refuses a call itself (null in a pair or in a list) has written half of it: close it.
  *
  * Errors are TApplicationExceptions:
  *   0 UNKNOWN               what was asked for cannot be: a key that is no number (the message names it), a limit, what
  *                           the client's user may not do
  *   1 UNKNOWN_METHOD        there is no such method
- *   6 INTERNAL_ERROR        the store's, with its message; whether a write was done is said there. Or the server has no
- *                           memory for it now, and nothing was done
+ *   2 INVALID_MESSAGE_TYPE  the message is no call; then the connection closes
+ *   6 INTERNAL_ERROR        the store's, with its message, such as that it is full; whether a write was done is said
+ *                           there. Or the server has no memory or place for it now, and nothing was done
  *   7 PROTOCOL_ERROR        an argument is missing; or the message is malformed, and then the connection closes
  */
 
@@ -46,7 +53,7 @@ service ZDBService {
   /* The value. Where the key is missing the answer holds none, so that clients raise MISSING_RESULT (5). */
   ValueType get(1: KType key),
 
-  /* The pairs that are there, in the order of the keys; those that are missing are left out. */
+  /* The pairs that are there, in the order in which they were asked for; those that are missing are left out. */
   DataList multiGet(1: KeyList keys),
 
   /* 0; 1 where there was no such key. */
