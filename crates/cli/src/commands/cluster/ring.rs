@@ -182,7 +182,7 @@ impl RingArguments {
                 }
                 RingCommand::Move { slots: (first, last), to, how } => {
                     let moved = |slots: &Slots| slots.with_plan(first..=last, &to);
-                    how.run(&chain, &[to.clone()], moved).await
+                    how.run(&chain, std::slice::from_ref(&to), moved).await
                 }
                 RingCommand::Split { from, to, how } => {
                     how.run(&chain, &[from.clone(), to.clone()], |slots| half(slots, &from, &to)).await

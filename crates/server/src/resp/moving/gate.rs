@@ -260,7 +260,7 @@ mod tests {
         woken.wait().unwrap();
         assert!(matches!(hold(b"foo"), Some(Held::Refused(12_182))));
         gate.set(records(1, SlotState::Leaving));
-        assert!(matches!(gate.hold([&b"bar"[..], b"foo"].into_iter(), false), None));
+        assert!(gate.hold([&b"bar"[..], b"foo"].into_iter(), false).is_none());
     }
 
     #[test]
