@@ -381,6 +381,28 @@ fn keys_are_put_again_where_their_chain_was_cleared_meanwhile() {
 }
 
 #[test]
+fn slots_that_come_and_others_that_go_meanwhile_are_all_known() {
+    const SLOTS_EACH: u16 = 100;
+    let two = Two::start();
+    let come: Vec<SlotEpoch> = (SLOTS_EACH..2 * SLOTS_EACH).map(|slot| (slot, 1)).collect();
+    two.go(0, &come);
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..SLOTS_EACH).for_each(|slot| two.go(0, &[(slot, 1)])));
+        scope.spawn(|| (SLOTS_EACH..2 * SLOTS_EACH).for_each(|slot| two.go(1, &[(slot, 2)])));
+    });
+    for (index, known) in two.known.iter().enumerate() {
+        let records = two.moving(index).records();
+        assert_eq!(known.records.load().len(), usize::from(2 * SLOTS_EACH));
+        for slot in 0..2 * SLOTS_EACH {
+            let goes = slot < SLOTS_EACH;
+            let state = if goes == (index == 0) { SlotState::Gone } else { SlotState::Here };
+            let record = &records[&slot];
+            assert_eq!((record.state, record.epoch), (state, 2 - u64::from(goes)), "{slot} at {}", name(index));
+        }
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_by_name() {
     let two = Two::start();
     let told = |error: MoveError, part: &str| assert!(error.to_string().contains(part), "{error}");
@@ -408,6 +430,12 @@ fn what_makes_no_sense_is_refused_by_name() {
     told(put(part("bar", 0, more)), "HashFields.more");
     told(two.moving(1).take(7, &[(BAR, 2)]).unwrap_err(), "slot 5061");
     told(two.moving(1).take(8, &[(BAR, 1)]).unwrap_err(), "no move 0000000000000008");
+    // A slot does not come back before all of it is gone.
+    two.begin(0, &[(BAR, 1)]);
+    let closed = two.moving(0).close(&[(BAR, 1)], "b").unwrap();
+    told(two.moving(0).begin(7, "b", &[(BAR, 2)]).unwrap_err(), "slot 5061 is leaving");
+    two.moving(0).reopen(closed.slots()).unwrap();
+    two.moving(0).end_gathering();
     assert!(two.moving(0).gather(&[FOO], &|| false).is_err_and(|error| matches!(error, MoveError::Over)));
 }
 

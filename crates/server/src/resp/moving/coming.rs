@@ -15,7 +15,7 @@ use crate::resp::cluster::ClusterView;
 use crate::resp::config::DATABASES;
 use crate::resp::keyspace::{Database, Head};
 use crate::resp::moving::gate::Located;
-use crate::resp::moving::records::{self, SlotEpoch, SlotRecord, SlotState};
+use crate::resp::moving::records::{self, SlotEpoch, SlotState};
 use crate::resp::moving::{MoveError, Moving};
 
 type Result<T> = std::result::Result<T, MoveError>;
@@ -50,6 +50,10 @@ impl Moving {
         let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
         for (slot, epoch) in slots {
             let here = records.get(slot).filter(|record| record.state != SlotState::Coming);
+            // What it has given is not removed here yet.
+            if here.is_some_and(|record| record.state == SlotState::Leaving) {
+                return Err(MoveError::Leaving(*slot));
+            }
             let is_newer = here.is_some_and(|record| record.epoch >= *epoch);
             if is_newer || view.as_ref().is_some_and(|view| view.heads_since(*slot, *epoch)) {
                 return Err(MoveError::Kept { slot: *slot, epoch: *epoch });
@@ -75,13 +79,11 @@ impl Moving {
             return Err(MoveError::HasKeys(others));
         }
         self.remove(&left)?;
-        let coming = |epoch: &u64| SlotRecord { state: SlotState::Coming, epoch: *epoch, chain: from.to_owned() };
-        let mut next = (*records).clone();
-        next.extend(wanted.iter().map(|(slot, epoch)| (*slot, coming(epoch))));
+        let next = self.noted(slots, SlotState::Coming, from);
         for part in slots.chunks(RECORDS) {
             self.keep(part.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
         }
-        self.set(next);
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         let clears = self.0.keyspace.gate.clears();
         arrivals.insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
         Ok(())
@@ -173,16 +175,14 @@ impl Moving {
         if let Some((slot, _)) = slots.iter().find(|(slot, epoch)| arrival.slots.get(slot) != Some(epoch)) {
             return Err(MoveError::OtherSlot(*slot));
         }
-        let here = |epoch: &u64| SlotRecord { state: SlotState::Here, epoch: *epoch, chain: arrival.from.clone() };
-        let mut next = (*self.records()).clone();
-        next.extend(slots.iter().map(|(slot, epoch)| (*slot, here(epoch))));
+        let next = self.noted(slots, SlotState::Here, &arrival.from);
         // No database is cleared between the look and the commit.
         let mut txn = keyspace.kv.begin_exclusive();
         if keyspace.gate.clears() != arrival.clears {
             return Ok(false);
         }
         txn.give_back();
-        records::write(&mut txn, &server, slots.iter().map(|(slot, _)| (*slot, next.get(slot))));
+        records::write(&mut txn, &server, next.iter().map(|(slot, record)| (*slot, Some(record))));
         txn.commit(Durability::Always).wait()?;
         for (slot, _) in slots {
             arrival.slots.remove(slot);
@@ -191,7 +191,7 @@ impl Moving {
         if is_over {
             arrivals.remove(&called);
         }
-        self.set(next);
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         Ok(true)
     }
 

@@ -19,6 +19,9 @@ pub enum MoveError {
         /// The epoch in which it was to come.
         epoch: u64,
     },
+    /// A slot that was to come has not left this chain altogether.
+    #[error("slot {0} is leaving this chain still")]
+    Leaving(u16),
     /// The chain that slots were to come to has keys of clients of its own.
     #[error("this chain shares no slots yet, and holds {0} keys of clients of its own: empty it first")]
     HasKeys(u64),

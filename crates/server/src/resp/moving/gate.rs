@@ -81,6 +81,8 @@ impl Gathered {
 
 /// What commands ask.
 pub(crate) struct Gate {
+    /// Held by who puts other records in their place, from the look at those that there are.
+    pub(crate) changing: Mutex<()>,
     records: ArcSwap<SlotRecords>,
     /// Some slots are leaving.
     closed: AtomicBool,
@@ -105,6 +107,7 @@ impl Gate {
     /// With these records.
     pub(crate) fn new(records: SlotRecords) -> Self {
         Self {
+            changing: Mutex::default(),
             closed: AtomicBool::new(closes(&records)),
             records: ArcSwap::from_pointee(records),
             refuses: AtomicBool::new(false),

@@ -11,7 +11,7 @@ use esker_wire::proto::store::Pair;
 
 use crate::resp::keyspace::{Database, HASH, Head, key_text};
 use crate::resp::moving::gate::Located;
-use crate::resp::moving::records::{self, SlotEpoch, SlotRecord, SlotState};
+use crate::resp::moving::records::{self, SlotEpoch, SlotRecord, SlotRecords, SlotState};
 use crate::resp::moving::{MoveError, Moving};
 
 type Result<T> = std::result::Result<T, MoveError>;
@@ -121,20 +121,18 @@ impl Moving {
     pub fn close(&self, slots: &[SlotEpoch], to: &str) -> Result<Closed> {
         let gate = &self.0.keyspace.gate;
         let before = gate.records();
-        let mut next = (*before).clone();
-        let leaving = |epoch| SlotRecord { state: SlotState::Leaving, epoch, chain: to.to_owned() };
-        next.extend(slots.iter().map(|(slot, epoch)| (*slot, leaving(*epoch))));
-        self.set(next.clone());
+        let next = self.noted(slots, SlotState::Leaving, to);
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         self.fence();
         let (readers, since) = (gate.readers(), Instant::now());
         while readers.upgrade().is_some() {
             if since.elapsed() > READERS {
-                self.set((*before).clone());
+                self.change(slots.iter().map(|(slot, _)| (*slot, before.get(slot))));
                 return Err(MoveError::Readers(READERS));
             }
             std::thread::sleep(LOOK);
         }
-        self.keep(slots.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
+        self.keep(next.iter().map(|(slot, record)| (*slot, Some(record))), Durability::Always)?;
         let taken = gate.gathered(|gathered| slots.iter().map(|(slot, _)| gathered.take(*slot)).collect::<Vec<_>>());
         let keys: Option<Vec<_>> = taken.into_iter().flatten().collect();
         let keys = keys.ok_or(MoveError::Malformed("a slot was closed whose keys are not gathered"))?;
@@ -229,9 +227,7 @@ impl Moving {
     /// The store's: then they are still closed, and are to be given once more.
     pub fn give(&self, closed: &Closed) -> Result<()> {
         let keyspace = &self.0.keyspace;
-        let gone = |epoch| SlotRecord { state: SlotState::Gone, epoch, chain: closed.to.clone() };
-        let mut next = (*self.records()).clone();
-        next.extend(closed.slots.iter().map(|(slot, epoch)| (*slot, gone(*epoch))));
+        let next = self.noted(&closed.slots, SlotState::Gone, &closed.to);
         let server = self.server()?;
         let chunks: Vec<&[Located]> = closed.keys.chunks(GIVE_KEYS).collect();
         let last = chunks.len().saturating_sub(1);
@@ -248,12 +244,12 @@ impl Moving {
                     keyspace.remove(txn, database, key)?;
                 }
                 if at == last {
-                    records::write(txn, &server, closed.slots.iter().map(|(slot, _)| (*slot, next.get(slot))));
+                    records::write(txn, &server, next.iter().map(|(slot, record)| (*slot, Some(record))));
                 }
                 Ok::<_, MoveError>(())
             })?;
         }
-        self.set(next);
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         Ok(())
     }
 
@@ -263,12 +259,16 @@ impl Moving {
     /// The store's: then they are still closed.
     pub fn reopen(&self, slots: &[SlotEpoch]) -> Result<()> {
         self.keep(slots.iter().map(|(slot, _)| (*slot, None)), Durability::Always)?;
-        let mut next = (*self.records()).clone();
-        for (slot, _) in slots {
-            next.remove(slot);
-        }
-        self.set(next);
+        self.change(slots.iter().map(|(slot, _)| (*slot, None)));
         Ok(())
+    }
+
+    /// Records that these slots stand so.
+    pub(super) fn noted(&self, slots: &[SlotEpoch], state: SlotState, chain: &str) -> SlotRecords {
+        slots
+            .iter()
+            .map(|(slot, epoch)| (*slot, SlotRecord { state, epoch: *epoch, chain: chain.to_owned() }))
+            .collect()
     }
 
     /// Writes these records down.

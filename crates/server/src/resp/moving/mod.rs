@@ -54,12 +54,22 @@ impl Moving {
         self.0.keyspace.kv.namespace(SERVER, esker_kv::Kind::Bytes)
     }
 
-    /// Records are others now: what redirects clients knows before those who wait do.
-    fn set(&self, records: SlotRecords) {
-        let records = Arc::new(records);
-        if let Some(cluster) = &self.0.config.cluster {
-            cluster.tell(&records);
+    /// Records of these slots are others now; `None`: there is none any more. What redirects clients knows before those
+    /// who wait do.
+    fn change<'r>(&self, records: impl IntoIterator<Item = (u16, Option<&'r SlotRecord>)>) {
+        let gate = &self.0.keyspace.gate;
+        let _alone = gate.changing.lock();
+        let mut next = (*gate.records()).clone();
+        for (slot, record) in records {
+            match record {
+                Some(record) => next.insert(slot, record.clone()),
+                None => next.remove(&slot),
+            };
         }
-        self.0.keyspace.gate.set(records);
+        let next = Arc::new(next);
+        if let Some(cluster) = &self.0.config.cluster {
+            cluster.tell(&next);
+        }
+        gate.set(next);
     }
 }
