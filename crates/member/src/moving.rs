@@ -28,8 +28,8 @@ const MESSAGE_BYTES_MAX: usize = 96 << 20;
 const CONNECT: Duration = Duration::from_secs(3);
 /// The other chain goes through all its keys.
 const BEGIN: Duration = Duration::from_secs(600);
-/// Any other answer.
-const CALL: Duration = Duration::from_secs(30);
+/// Any other answer: slots are closed meanwhile.
+const CALL: Duration = Duration::from_secs(5);
 
 /// A refusal, in words for the log of the other side.
 pub type Answer<T> = Result<T, String>;

@@ -153,12 +153,13 @@ impl<'m> Mover<'m> {
         for next in slots.due_of(self.chain).filter(|next| is_told(&next.slot, next.epoch)) {
             due.entry(next.to).or_default().push((next.slot, next.epoch + 1));
         }
-        for (to, slots) in due {
+        // A chain that takes none keeps no other from it.
+        let moved = due.into_iter().map(|(to, slots)| {
             let moved = self.go(to, &slots);
             self.moving.end_gathering();
-            moved?;
-        }
-        Ok(())
+            moved
+        });
+        moved.collect::<Vec<_>>().into_iter().collect()
     }
 
     /// Tells the coordinator of slots that have gone, or come, and that it does not know of.
