@@ -412,6 +412,13 @@ fn what_makes_no_sense_is_refused_by_name() {
     let kv = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().put("foo", "own").wait().unwrap();
     told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
+    // Nor before it has heard that it is to share any.
+    let nodes = two.known[1].view.load().clone();
+    let alone = SlotRange { first: 0, last: SLOTS as u16 - 1, head: Some(0), replicas: Vec::new(), epoch: 0 };
+    let node = ClusterNode { id: "b".repeat(40), host: "h".into(), port: 1, tls_port: None, is_up: true };
+    two.known[1].view.store(Arc::new(ClusterView::new(1, &node.id.clone(), vec![node], vec![alone]).unwrap()));
+    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
+    two.known[1].view.store(nodes);
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().remove("foo").wait().unwrap();
     two.moving(1).begin(7, "a", &[(BAR, 1)]).unwrap();
     let part = |key: &'static str, database, what| esker_wire::proto::chain::KeyPart {
@@ -442,10 +449,32 @@ fn what_makes_no_sense_is_refused_by_name() {
 #[test]
 fn nothing_is_lost_or_done_twice_while_slots_go_to_and_fro() {
     const KEYS: usize = 64;
+    const LONG: u64 = 200;
     let two = Arc::new(Two::start());
     let keys: Vec<String> = (0..KEYS).map(|number| format!("counter{number}")).collect();
     let slots: BTreeSet<u16> = keys.iter().map(|key| slot_of(key.as_bytes())).collect();
     let over = Arc::new(AtomicBool::new(false));
+    // A transaction that takes long, between its look at the slot and its commit.
+    let long = {
+        let (two, over) = (Arc::clone(&two), Arc::clone(&over));
+        std::thread::spawn(move || {
+            let (mut clients, mut to, mut done) = ([two.client(0), two.client(1)], 0, 0);
+            while !over.load(Ordering::SeqCst) {
+                let client = &mut clients[to];
+                client.check("MULTI", "+OK\r\n");
+                let queued = (0..LONG).map(|_| client.run("INCR counter0")).all(|reply| reply == "+QUEUED\r\n");
+                if queued && client.call(&["EXEC"]).starts_with(b"*") {
+                    done += LONG;
+                    continue;
+                }
+                if !queued {
+                    client.call(&["DISCARD"]);
+                }
+                to = 1 - to;
+            }
+            done
+        })
+    };
     let writers: Vec<_> = (0..4)
         .map(|writer| {
             let (two, over, keys) = (Arc::clone(&two), Arc::clone(&over), keys.clone());
@@ -482,6 +511,7 @@ fn nothing_is_lost_or_done_twice_while_slots_go_to_and_fro() {
     }
     over.store(true, Ordering::SeqCst);
     let mut sums = vec![0; KEYS];
+    sums[0] = long.join().unwrap();
     let mut redirected = 0;
     for writer in writers {
         let (done, to) = writer.join().unwrap();

@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! 1. It lives for one term as head: what it leaves is for the next head.
-//! 2. How many slots are closed at once goes by how long the last ones were.
+//! 2. How many keys are closed at once goes by how long those before took to be put, beside which syncs take what
+//!    they take.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Clients of closed slots wait so long until they are told that it may last.
 const WAIT: Duration = Duration::from_secs(2);
-/// So long, about, slots are to be closed.
+/// So long, about, the keys of closed slots are to be put.
 const CLOSED: Duration = Duration::from_millis(25);
 /// Keys that are moved together at first, and at most; of one slot all are.
 const KEYS: usize = 64;
@@ -223,9 +224,9 @@ impl<'m> Mover<'m> {
             if !self.goes_on() || !self.are_due(batch, to) {
                 return Ok(());
             }
-            let since = Instant::now();
-            bytes += self.go_closed(batch, to, called, &mut calls)?;
-            let took = since.elapsed().max(Duration::from_micros(100));
+            let (put, took) = self.go_closed(batch, to, called, &mut calls)?;
+            bytes += put;
+            let took = took.max(Duration::from_micros(100));
             let fits = (keys.max(1) as f64 * CLOSED.as_secs_f64() / took.as_secs_f64()) as usize;
             keys_max = fits.clamp(1, keys_max * 2).min(KEYS_MAX);
             self.tell(batch, to)?;
@@ -247,32 +248,40 @@ impl<'m> Mover<'m> {
         }
     }
 
-    /// Closes slots and has the other chain take them.
-    fn go_closed(&self, batch: &[SlotEpoch], to: &str, called: u64, calls: &mut MoveCalls) -> Result<u64, Stuck> {
+    /// Closes slots and has the other chain take them; bytes of their keys, and how long those took to be put.
+    fn go_closed(
+        &self,
+        batch: &[SlotEpoch],
+        to: &str,
+        called: u64,
+        calls: &mut MoveCalls,
+    ) -> Result<(u64, Duration), Stuck> {
         let closed = self.moving.close(batch, to)?;
         match self.put(&closed, called, calls) {
-            Ok(bytes) => {
+            Ok(put) => {
                 self.moving.give(&closed)?;
-                Ok(bytes)
+                Ok(put)
             }
             Err(Stuck(why)) => {
                 let slots = closed.slots().to_vec();
-                if self.settle(slots, to.to_owned(), Some(closed))? { Ok(0) } else { Err(Stuck(why)) }
+                if self.settle(slots, to.to_owned(), Some(closed))? { Ok((0, CLOSED)) } else { Err(Stuck(why)) }
             }
         }
     }
 
-    fn put(&self, closed: &Closed, called: u64, calls: &mut MoveCalls) -> Result<u64, Stuck> {
+    fn put(&self, closed: &Closed, called: u64, calls: &mut MoveCalls) -> Result<(u64, Duration), Stuck> {
         let slots = told(closed.slots());
         for _ in 0..PUTS_MAX {
+            let since = Instant::now();
             let bytes = self.moving.read(closed, &mut |first, parts| {
                 if !self.goes_on() {
                     return Err(Stuck::from(MoveError::Over));
                 }
                 calls.put(called, first, parts).map_err(Stuck)
             })?;
+            let took = since.elapsed();
             if calls.take(called, slots.clone())? {
-                return Ok(bytes);
+                return Ok((bytes, took));
             }
         }
         Err(Stuck(format!("the other chain was cleared {PUTS_MAX} times while keys came to it")))

@@ -62,7 +62,9 @@ impl Moving {
         let wanted: BTreeMap<u16, u64> = slots.iter().copied().collect();
         // What was begun before for one of them is over.
         arrivals.retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
-        let shares = view.as_ref().is_some_and(|view| view.heads_any()) || !records.is_empty();
+        // One that shares none heads all, and may not know yet that it is to have some of others.
+        let heads = view.as_ref().is_some_and(|view| view.is_shared() && view.heads_any());
+        let shares = heads || !records.is_empty();
         let (mut left, mut others) = (Vec::new(), 0);
         self.each_key(&|| !self.is_over(), &mut |database, key| {
             // Until it shares slots all its keys are of clients of its own.
