@@ -122,6 +122,8 @@ settings! {
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Memory for data that was read from the device; 0 means 256m at most.
         cache: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Which of that data stays when there is more of it: clock, lru, arc, s3-fifo or w-tinylfu.
+        cache_policy: Text<esker::CachePolicy> = Text(esker::CachePolicy::default()),
         /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means a third
         /// of the memory there is, an eighth of less than 8g.
         index: Text<esker::ByteSize> = Text(esker::ByteSize(0)),

@@ -5,7 +5,7 @@
 //!
 //! Modules in import order; each imports only those before it:
 //! `format` → `compress` → `policy` → `pool` → `gather` → `stages` → `watch` → `superblocks` → `readers` → `sharing` →
-//! `buffer` → `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
+//! `buffer` → `segments` → `index` → `cache` → `reader` → `spaces` → `objects` → `pages` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` →
 //! this file with `engine`, `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`,
 //! `repair` and `stats`.
@@ -18,6 +18,7 @@
 
 mod backup;
 mod buffer;
+pub mod cache;
 mod check;
 mod checkpoint;
 mod clean;
@@ -58,17 +59,19 @@ mod walk;
 mod watch;
 
 pub use backup::{BackupReport, Pruned, RestoreReport, VerifyReport, backups, prune, restore, restored_len, verify};
+pub use cache::{CachePolicy, CachePolicyError};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use compress::CompressOptions;
 pub use engine::Engine;
 pub use keeper::GrowReport;
 pub use open::{FormatOptions, Options, Progress, Stage, segment_bytes_within};
 pub use policy::{CommitPolicy, PolicyError};
+pub use reader::CacheUses;
 pub use recover::RecoveryReport;
 pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};
 pub use scrub::{ScrubReport, ScrubStatus};
 pub use stages::{Histogram, Latency, NoHistogram};
-pub use stats::{Health, Stats};
+pub use stats::{CACHE_USERS_MAX, Health, Stats};
 pub use superblocks::used_bytes;
 
 /// Arbitrary bytes through every decoder, for fuzzing: must return, whatever it is given.

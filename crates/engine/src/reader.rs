@@ -14,6 +14,7 @@
 //!    the index keeps what [`Segments::pin`] returns until it has read them.
 
 mod asked;
+mod uses;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,11 +23,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use esker_device::Device;
 use esker_store::{Error, Result};
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
 use crate::buffer::SegmentBuffer;
+use crate::cache::{Cache, CachePolicy, Weigh};
 use crate::format::{
     COMPRESSED_HEADER_BYTES, CRC_BLOCK_BYTES, Compressed, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_HEADER_BYTES,
     OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, round_up, verify_payload, verify_payload_part,
@@ -36,6 +36,8 @@ use crate::segments::{Lsn, Segments};
 use crate::stages::{Times, sampled};
 use crate::superblocks::device_error;
 pub use asked::{Asked, Sought};
+pub use uses::CacheUses;
+use uses::UseTable;
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
@@ -53,7 +55,7 @@ const RUN_GAP_MAX: u64 = 32 << 10;
 const RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A place and the generation of its segment: a segment that is used again holds something else.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Payload(u64, u32),
     Head(u64, u32),
@@ -69,12 +71,9 @@ struct Cached {
     bytes: Bytes,
 }
 
-#[derive(Clone)]
-struct ByBytes;
-
-impl Weighter<Key, Cached> for ByBytes {
-    fn weight(&self, _: &Key, value: &Cached) -> u64 {
-        (value.bytes.len() + value.key.len()) as u64 + 128
+impl Weigh for Cached {
+    fn weight(&self) -> u64 {
+        (self.bytes.len() + self.key.len()) as u64 + 128
     }
 }
 
@@ -134,8 +133,8 @@ pub struct ReadCounters {
     pub device_reads: AtomicU64,
     /// Bytes read from the device.
     pub device_read_bytes: AtomicU64,
-    /// Values found in the cache.
-    pub cache_hits: AtomicU64,
+    /// Values that were looked for in the cache.
+    pub cache_uses: UseTable,
     /// Raw bytes that were decompressed for readers.
     pub unpacked_bytes: AtomicU64,
     /// How long verifying what was read from the device took, one time in many.
@@ -152,22 +151,31 @@ pub struct Reader {
     device: Arc<dyn Device>,
     segments: Arc<Segments>,
     store_seed: u32,
-    cache: Cache<Key, Cached, ByBytes>,
+    cache: Cache<Key, Cached>,
     /// What was read.
     pub counters: ReadCounters,
 }
 
 impl Reader {
-    /// A reader with a cache of `cache_bytes`.
-    pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, store_seed: u32, cache_bytes: u64) -> Self {
-        let items = usize::try_from(cache_bytes / 1024).unwrap_or(usize::MAX).clamp(64, 1 << 20);
-        let cache = Cache::with_weighter(items, cache_bytes.max(1), ByBytes);
+    /// A reader with a cache of so many bytes.
+    pub fn new(
+        device: Arc<dyn Device>,
+        segments: Arc<Segments>,
+        store_seed: u32,
+        (policy, cache_bytes): (CachePolicy, u64),
+    ) -> Self {
+        let cache = Cache::new(policy, cache_bytes);
         Self { device, segments, store_seed, cache, counters: ReadCounters::default() }
     }
 
-    /// Bytes in the cache.
-    pub fn cached_bytes(&self) -> u64 {
-        self.cache.weight()
+    /// Bytes in the cache, and the most that there may be.
+    pub fn cached_bytes(&self) -> (u64, u64) {
+        (self.cache.bytes(), self.cache.bytes_max())
+    }
+
+    /// Which values stay in the cache.
+    pub fn cache_policy(&self) -> CachePolicy {
+        self.cache.policy()
     }
 
     fn wait_to(&self, loc: Loc, header: &OpHeader, durable: Lsn) -> Lsn {
@@ -198,7 +206,7 @@ impl Reader {
         let Some(cached) = self.cached(&Key::Payload(loc.raw(), self.generation(loc)), loc, asked)? else {
             return Ok(None);
         };
-        self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+        self.counters.cache_uses.hit(cached.header.object);
         Ok(Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes }))
     }
 
@@ -220,7 +228,7 @@ impl Reader {
         }
         let cached = self.cached(&Key::Payload(loc.raw(), self.generation(loc)), loc, asked)?;
         Ok(cached.map(|cached| {
-            self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+            self.counters.cache_uses.hit(cached.header.object);
             cached.bytes == *value
         }))
     }
@@ -253,7 +261,7 @@ impl Reader {
     /// Whether a buffer or the cache has something for `loc`; it is not compared with what is asked for.
     pub fn is_in_memory(&self, loc: Loc) -> bool {
         self.segments.with_buffer(loc.offset(), |_, _| ()).is_some()
-            || self.cache.contains_key(&Key::Payload(loc.raw(), self.generation(loc)))
+            || self.cache.contains(&Key::Payload(loc.raw(), self.generation(loc)))
     }
 
     /// The device begins to read what stands at `loc`, as far as it can.
@@ -291,6 +299,7 @@ impl Reader {
         let operation = self.read_device(loc.offset(), self.clamp_span(loc), how)?;
         let began = sampled();
         let header = self.decode(&operation, loc)?;
+        self.counters.cache_uses.miss(header.object);
         asked.compare(loc, &header, &operation)?;
         if !verify_payload(&header, &operation) {
             return Err(corrupt(loc, &header, "payload").into());
@@ -518,6 +527,7 @@ impl Reader {
                 Some((_, stored)) => stored.slice(place),
                 None => self.stored_part(loc, &head, place, &known, how)?,
             };
+            self.counters.cache_uses.miss(header.object);
             let began = sampled();
             let raw = Bytes::from(table.unpack(read.clone(), &stored).ok_or_else(nonsense)?);
             self.counters.decompress.add_since(began);
@@ -537,7 +547,7 @@ impl Reader {
                 parts[(unit - units.start) as usize] = Some(part);
             }
         } else {
-            self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+            self.counters.cache_uses.hit(header.object);
         }
         let base = table.raw_range(units).start;
         let wanted = (range.start - base) as usize..(range.end - base) as usize;
@@ -757,7 +767,7 @@ mod tests {
         if in_memory {
             segments.publish_buffer(1, Arc::new(buffer));
         }
-        (Reader::new(device, segments, 5, 1 << 20), locs)
+        (Reader::new(device, segments, 5, (CachePolicy::default(), 1 << 20)), locs)
     }
 
     fn asked(object: u64, what: Sought<'_>) -> Asked<'_> {

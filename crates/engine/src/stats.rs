@@ -1,12 +1,18 @@
 //! What the engine tells of itself.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use crate::cache::CachePolicy;
 use crate::commit::Gate;
 use crate::engine::Engine;
+use crate::reader::CacheUses;
 use crate::scrub::ScrubStatus;
 use crate::segments::DamageLevel;
 use crate::stages::{Histogram, Latency};
+
+/// So many users of the cache are told by name.
+pub const CACHE_USERS_MAX: usize = 100;
 
 /// How an open store stands.
 #[derive(Clone, Debug)]
@@ -64,8 +70,14 @@ pub struct Stats {
     pub device_read_bytes: u64,
     /// Values found in the cache of values read before.
     pub cache_hits: u64,
+    /// Values that were looked for there, not found, and read from the device or decompressed.
+    pub cache_misses: u64,
     /// Bytes in that cache.
     pub cache_bytes: u64,
+    /// The most bytes that there may be in it.
+    pub cache_bytes_max: u64,
+    /// Which values stay in it.
+    pub cache_policy: CachePolicy,
     /// Payloads that were stored compressed.
     pub compressed_kept: u64,
     /// Payloads that a hint asked to compress and that did not get small enough.
@@ -200,7 +212,9 @@ impl Stats {
             ("device_reads", self.device_reads),
             ("device_read_bytes", self.device_read_bytes),
             ("cache_hits", self.cache_hits),
+            ("cache_misses", self.cache_misses),
             ("cache_bytes", self.cache_bytes),
+            ("cache_bytes_max", self.cache_bytes_max),
             ("compressed_kept", self.compressed_kept),
             ("compressed_refused", self.compressed_refused),
             ("compressed_raw_bytes", self.compressed_raw_bytes),
@@ -246,6 +260,7 @@ impl Stats {
         .map(|(name, value)| (name, value.to_string()))
         .into();
         entries.extend(self.scrub.entries().map(|(name, value)| (name, value.to_string())));
+        entries.push(("cache_policy", self.cache_policy.to_string()));
         entries.push(("compression_ratio", format!("{:.3}", self.compression_ratio())));
         entries.push(("write_amplification", format!("{:.3}", self.write_amplification())));
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
@@ -284,8 +299,47 @@ impl Engine {
         stages.into_iter().map(|(name, times)| (name, times.histogram())).collect()
     }
 
+    /// How often values were found in the cache and how often not, by the collection of their object and what its name
+    /// begins with up to a `/`: faces put the namespace, table, log or disk there. The [`CACHE_USERS_MAX`] that use it
+    /// most come first, most first; the rest, and what was removed meanwhile, together as `others`. Values that clones
+    /// share count for the object that they were written for. Walks all objects.
+    pub fn cache_uses(&self) -> Vec<(String, CacheUses)> {
+        let table = &self.reader.counters.cache_uses;
+        let mut names: BTreeMap<u64, String> = BTreeMap::new();
+        table.retain(|object, _| {
+            names.insert(object, String::new());
+            true
+        });
+        self.objects.for_each(|object| {
+            if let Some(name) = names.get_mut(&object.state.read().number) {
+                let id = &object.id;
+                *name = id.collection().name().escape_ascii().to_string();
+                if let Some(slash) = id.name().iter().position(|byte| *byte == b'/') {
+                    *name += &format!("/{}", id.name()[..slash].escape_ascii());
+                }
+            }
+        });
+        let mut users: BTreeMap<&str, CacheUses> = BTreeMap::new();
+        table.retain(|object, uses| {
+            // One that came after the first look is told the next time.
+            let Some(name) = names.get(&object) else { return true };
+            if !name.is_empty() {
+                *users.entry(name).or_default() += uses;
+            }
+            !name.is_empty()
+        });
+        let mut users: Vec<_> = users.into_iter().map(|(name, uses)| (name.to_string(), uses)).collect();
+        users.sort_by_key(|(_, uses)| std::cmp::Reverse(uses.hits + uses.misses));
+        let mut others = table.others();
+        users.drain(users.len().min(CACHE_USERS_MAX)..).for_each(|(_, uses)| others += uses);
+        users.push(("others".into(), others));
+        users
+    }
+
     /// The engine's figures. Walks all objects: cheap for a command, not for every request.
     pub fn stats(&self) -> Stats {
+        let (cache_bytes, cache_bytes_max) = self.reader.cached_bytes();
+        let cache_uses = self.reader.counters.cache_uses.all();
         let mut stats = Stats {
             segment_bytes: self.segments.segment_bytes,
             segments: self.segments.log_segments(),
@@ -295,8 +349,11 @@ impl Engine {
             handed_out_bytes: self.segments.handed_out.bytes(),
             device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),
             device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),
-            cache_hits: self.reader.counters.cache_hits.load(Ordering::Relaxed),
-            cache_bytes: self.reader.cached_bytes(),
+            cache_hits: cache_uses.hits,
+            cache_misses: cache_uses.misses,
+            cache_bytes,
+            cache_bytes_max,
+            cache_policy: self.reader.cache_policy(),
             compressed_kept: self.compress.kept.load(Ordering::Relaxed),
             compressed_refused: self.compress.refused.load(Ordering::Relaxed),
             compressed_raw_bytes: self.compress.raw_bytes.load(Ordering::Relaxed),

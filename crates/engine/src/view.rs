@@ -55,7 +55,8 @@ impl Engine {
         }
         let device = Arc::clone(&self.device);
         let reading = Arc::clone(&device) as Arc<dyn Device>;
-        let reader = Arc::new(Reader::new(reading, Arc::clone(&segments), self.seed, cache_bytes));
+        let cache = (self.reader.cache_policy(), cache_bytes);
+        let reader = Arc::new(Reader::new(reading, Arc::clone(&segments), self.seed, cache));
         let objects = Arc::new(Objects::default());
         let root = load_root(&superblock, &reader, &segments)?;
         let loaded = load(root, &reader, &segments, &objects, index_bytes, &|_, _| ())?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
-use esker_engine::{CompressOptions, Engine, FormatOptions, Options, check};
+use esker_engine::{CachePolicy, CompressOptions, Engine, FormatOptions, Options, check};
 use esker_store::{
     Change, Collection, Condition, Durability, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, model,
 };
@@ -250,6 +250,7 @@ fn the_engine_does_what_the_model_does_without_memory_for_its_index() {
         zoned: false,
         index_bytes: 0,
         compress: CompressOptions::default(),
+        cache_policy: CachePolicy::default(),
     };
     for seed in 3_000..3_030 {
         model::run(seed, 60, &harness);

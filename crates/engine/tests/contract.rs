@@ -1,20 +1,25 @@
-//! The contract on the engine, on a device in memory, plain, zoned, and with everything compressed.
+//! The contract on the engine, on a device in memory: plain, zoned, with everything compressed, with each cache policy.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod support;
 
-use esker_engine::CompressOptions;
+use esker_engine::{CachePolicy, CompressOptions};
 use esker_store::Compression;
 use support::{OnMemory, eager};
 
 fn harness(zoned: bool) -> OnMemory {
     let index_bytes = if zoned { 0 } else { u64::MAX };
-    OnMemory { len: 4 << 30, segment_bytes: 64 << 20, zoned, index_bytes, compress: CompressOptions::default() }
+    let (compress, cache_policy) = (CompressOptions::default(), CachePolicy::default());
+    OnMemory { len: 4 << 30, segment_bytes: 64 << 20, zoned, index_bytes, compress, cache_policy }
 }
 
 fn compressing(codec: Compression) -> OnMemory {
     OnMemory { compress: eager(codec), ..harness(false) }
+}
+
+fn caching(cache_policy: CachePolicy) -> OnMemory {
+    OnMemory { cache_policy, ..harness(false) }
 }
 
 mod plain {
@@ -31,4 +36,24 @@ mod lz4 {
 
 mod zstd {
     esker_store::contract_suite!(super::compressing(super::Compression::Zstd));
+}
+
+mod clock {
+    esker_store::contract_suite!(super::caching(super::CachePolicy::Clock));
+}
+
+mod lru {
+    esker_store::contract_suite!(super::caching(super::CachePolicy::Lru));
+}
+
+mod arc {
+    esker_store::contract_suite!(super::caching(super::CachePolicy::Arc));
+}
+
+mod s3_fifo {
+    esker_store::contract_suite!(super::caching(super::CachePolicy::S3Fifo));
+}
+
+mod tiny_lfu {
+    esker_store::contract_suite!(super::caching(super::CachePolicy::TinyLfu));
 }

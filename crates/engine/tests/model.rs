@@ -5,14 +5,16 @@
 
 mod support;
 
-use esker_engine::CompressOptions;
+use esker_engine::{CachePolicy, CompressOptions};
 use esker_store::{Compression, model};
 use support::{OnMemory, eager};
 
 fn harness(seed: u64) -> OnMemory {
     // Transactions come with hints at random; half of the seeds compress even the smallest.
     let compress = if seed.is_multiple_of(2) { eager(Compression::None) } else { CompressOptions::default() };
-    OnMemory { len: 1 << 30, segment_bytes: 4 << 20, zoned: seed % 4 == 3, index_bytes: u64::MAX, compress }
+    let cache_policy = CachePolicy::ALL[seed as usize % CachePolicy::ALL.len()];
+    let zoned = seed % 4 == 3;
+    OnMemory { len: 1 << 30, segment_bytes: 4 << 20, zoned, index_bytes: u64::MAX, compress, cache_policy }
 }
 
 #[test]

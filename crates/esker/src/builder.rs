@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use esker_device::Device;
 use esker_engine::{
-    CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairHooks,
-    RepairReport, RestoreReport, ScrubReport, What, segment_bytes_within,
+    CachePolicy, CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options,
+    RepairHooks, RepairReport, RestoreReport, ScrubReport, What, segment_bytes_within,
 };
 use esker_kv::{Clock, SystemClock};
 use esker_store::{ObjectId, ObjectStore};
@@ -28,7 +28,7 @@ use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, index, pending, pinned, async_flush, recovery, scrub, compress, compress_min, \
+const OPTIONS: &str = "size, segment, policy, recent, cache, cache_policy, index, pending, pinned, async_flush, recovery, scrub, compress, compress_min, \
      compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
@@ -177,6 +177,13 @@ impl Builder {
     /// Memory for data that was read from the device, in bytes (option `cache`). 256 MiB by default.
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.options.cache_bytes = bytes;
+        self
+    }
+
+    /// Which of that data stays when there is more of it (option `cache_policy`: `clock`, `lru`, `arc`, `s3-fifo` or
+    /// `w-tinylfu`). `clock` by default.
+    pub fn cache_policy(mut self, policy: CachePolicy) -> Self {
+        self.options.cache_policy = policy;
         self
     }
 
@@ -562,6 +569,7 @@ impl Builder {
             "policy" => self.options.policy = read(key, value)?,
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
+            "cache_policy" => self.options.cache_policy = read(key, value)?,
             "index" => self.options.index_bytes = bytes(key, value)?,
             "pending" => self.options.pending_bytes_max = bytes(key, value)?,
             "pinned" => self.options.pinned_bytes_max = bytes(key, value)?,

@@ -123,7 +123,7 @@ pub use builder::Builder;
 pub use bytes::Bytes;
 pub use copy::{CHUNK_BYTES, CopyProgress, CopyReport, VerifyReport, copy, verify_copy};
 pub use error::{Error, Result};
-pub use esker_engine::{CommitPolicy, CompressOptions};
+pub use esker_engine::{CachePolicy, CommitPolicy, CompressOptions};
 pub use esker_kv::Kv;
 pub use esker_store::{Completion, Compression, Durability, ObjectStore};
 pub use maps::OpenMap;

@@ -1,7 +1,7 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
 //! format → compress → policy → pool → gather → stages → watch → superblocks → readers → sharing → buffer → segments →
-//! index → reader → objects → commit → cold → checkpoint → clean → keeper → load → recover → replay → lib
+//! index → cache → reader → objects → commit → cold → checkpoint → clean → keeper → load → recover → replay → lib
 //!
 //! The top layer, lib, is several files: the public type and its open, submit, read, walk, check, backup and stats.
 
@@ -25,6 +25,7 @@ const ORDER: &[&str] = &[
     "buffer",
     "segments",
     "index",
+    "cache",
     "reader",
     "spaces",
     "objects",

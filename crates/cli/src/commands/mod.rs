@@ -62,6 +62,7 @@ pub fn builder(settings: &Settings) -> esker::Builder {
     let mut builder = esker::Store::builder()
         .one_of(settings.other_stores + 1)
         .policy(store.policy.0)
+        .cache_policy(store.cache_policy.0)
         .async_flush(store.async_flush.0.0)
         .recovery_time(store.recovery.0.0)
         .scrub_bytes_per_s(store.scrub.0.0);

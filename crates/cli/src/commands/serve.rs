@@ -112,6 +112,9 @@ pub struct Serve {
     /// Memory for data that was read, such as 1g
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<esker::ByteSize>,
+    /// Which of that data stays when there is more of it: clock, lru, arc, s3-fifo or w-tinylfu
+    #[arg(long, value_name = "POLICY")]
+    cache_policy: Option<esker::CachePolicy>,
     /// Memory for pages of the index, such as 1g; without it all of the index stays in memory
     #[arg(long, value_name = "SIZE")]
     index_bytes: Option<esker::ByteSize>,
@@ -210,6 +213,7 @@ impl Serve {
         over(&mut settings.store.location, self.store);
         over(&mut settings.store.policy, self.policy.map(Text));
         over(&mut settings.store.cache, self.cache_bytes.map(Text));
+        over(&mut settings.store.cache_policy, self.cache_policy.map(Text));
         over(&mut settings.store.index, self.index_bytes.map(Text));
         let serve = &mut settings.serve;
         // A password from the command line, or the environment, replaces the file's, however the file gave it.
@@ -312,6 +316,7 @@ mod tests {
             int_db: vec![3],
             compress: Some(esker::Compression::Zstd),
             cache_bytes: None,
+            cache_policy: Some(esker::CachePolicy::Arc),
             index_bytes: None,
             max_clients: Some(5),
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
@@ -330,6 +335,7 @@ mod tests {
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");
         assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
+        assert_eq!(settings.store.cache_policy.0, esker::CachePolicy::Arc);
         let config = keys::config(&settings, &Front::of(&settings.serve).unwrap(), &Sockets::default()).unwrap();
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));

@@ -192,7 +192,7 @@ impl Figures {
             records_per_sync: part(more("records"), more("syncs")),
             write_amplification: part(written, more("record_bytes")),
             cache_hits_per_s: rate(hits),
-            cache_hit_share: part(hits, hits + more("device_reads")),
+            cache_hit_share: part(hits, hits + more("cache_misses")),
             free_segments: now.get("free_segments"),
             segments: now.get("segments"),
             // As the engine's gate counts.

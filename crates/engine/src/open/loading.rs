@@ -87,7 +87,8 @@ fn find_from(
     let (recent, pinned) = (options.recent_bytes, options.pinned_bytes_max);
     let segments = Arc::new(Segments::new(superblock.segment_bytes, superblock.log_segments(), recent, pinned));
     place(&segments, &chain);
-    let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
+    let cache = (options.cache_policy, options.cache_bytes);
+    let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, cache));
     let objects = Arc::new(Objects::default());
     let (mut saved, mut next_number, mut known) = (Saved::default(), 1, HashSet::new());
     let tell = |stage, done, total| {

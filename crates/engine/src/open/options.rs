@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::CachePolicy;
 use crate::compress::CompressOptions;
 use crate::policy::CommitPolicy;
 
@@ -16,6 +17,8 @@ pub struct Options {
     pub recent_bytes: u64,
     /// Memory for values read from the device, in bytes. 256 MiB by default.
     pub cache_bytes: u64,
+    /// Which of those values stay when there are more. `clock` by default.
+    pub cache_policy: CachePolicy,
     /// Memory for index pages, in bytes, at least 1 MiB: above it pages that were not used lately leave memory and are
     /// read back when they are needed. Pages that changed since the last checkpoint stay, and checkpoints are written
     /// more often for that. Names, attributes, and the inner pages and directories that lead to pages are not counted.
@@ -56,6 +59,7 @@ impl Default for Options {
             policy: CommitPolicy::default(),
             recent_bytes: 128 << 20,
             cache_bytes: 256 << 20,
+            cache_policy: CachePolicy::default(),
             index_bytes: u64::MAX,
             read_only: false,
             async_flush: Duration::from_secs(1),

@@ -18,6 +18,7 @@ use super::replay::{Link, Tolerant, clashes};
 use super::report::{Level, Losses, Lost, What};
 use super::scan::{FoundHeaders, Shapes, headers, read_around};
 use super::source::Source;
+use crate::cache::CachePolicy;
 use crate::format::{
     Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
     Stream, Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed,
@@ -167,7 +168,7 @@ impl Work {
         }
         headers.known.sort_unstable_by_key(|header| header.generation);
         headers.known.dedup_by_key(|header| header.generation);
-        let reader = Reader::new(Arc::clone(device), Arc::clone(&segments), seed, 16 << 20);
+        let reader = Reader::new(Arc::clone(device), Arc::clone(&segments), seed, (CachePolicy::default(), 16 << 20));
         Self { device: Arc::clone(device), shape: *shape, seed, headers, segments, reader: Arc::new(reader) }
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use esker_device::{Device, MemoryDevice};
-use esker_engine::{CompressOptions, Engine, FormatOptions, Options};
+use esker_engine::{CachePolicy, CompressOptions, Engine, FormatOptions, Options};
 use esker_store::contract::{Harness, Opened};
 use esker_store::{Compression, ObjectStore};
 
@@ -17,12 +17,12 @@ pub struct OnMemory {
     /// Budget for index pages.
     pub index_bytes: u64,
     pub compress: CompressOptions,
+    pub cache_policy: CachePolicy,
 }
 
 struct Store {
     device: Arc<MemoryDevice>,
-    index_bytes: u64,
-    compress: CompressOptions,
+    options: Options,
     engine: Option<Engine>,
 }
 
@@ -32,9 +32,8 @@ pub fn eager(default: Compression) -> CompressOptions {
     CompressOptions { default, bytes_min: 1, unit_bytes: 4 << 10, ratio_max: 1.0 }
 }
 
-fn open(device: &Arc<MemoryDevice>, index_bytes: u64, compress: CompressOptions) -> Engine {
-    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, index_bytes, compress, ..Options::default() };
-    Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+fn open(device: &Arc<MemoryDevice>, options: &Options) -> Engine {
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options.clone()).unwrap()
 }
 
 impl Harness for OnMemory {
@@ -43,9 +42,11 @@ impl Harness for OnMemory {
         let device = if self.zoned { MemoryDevice::zoned(self.len, zone_bytes) } else { MemoryDevice::new(self.len) };
         let device = Arc::new(device);
         Engine::format(&*device, &FormatOptions { segment_bytes: self.segment_bytes, uuid: [3; 16] }).unwrap();
-        let (index_bytes, compress) = (self.index_bytes, self.compress);
-        let engine = Some(open(&device, index_bytes, compress));
-        Box::new(Store { device, index_bytes, compress, engine })
+        let Self { index_bytes, compress, cache_policy, .. } = *self;
+        let memory = Options { recent_bytes: 0, cache_bytes: 1 << 20, index_bytes, ..Options::default() };
+        let options = Options { compress, cache_policy, ..memory };
+        let engine = Some(open(&device, &options));
+        Box::new(Store { device, options, engine })
     }
 }
 
@@ -58,6 +59,6 @@ impl Opened for Store {
         let engine = self.engine.take().unwrap();
         engine.close().unwrap();
         drop(engine);
-        self.engine = Some(open(&self.device, self.index_bytes, self.compress));
+        self.engine = Some(open(&self.device, &self.options));
     }
 }

@@ -239,6 +239,10 @@ impl EngineInfo for Wired {
             |section: &str, key: &str, value: String| InfoLine { section: section.into(), key: key.into(), value };
         let mut lines = vec![line("Esker", "commit_policy", self.engine.policy().to_string())];
         lines.extend(self.engine.stats().entries().into_iter().map(|(name, value)| line("Esker", name, value)));
+        for (name, uses) in self.engine.cache_uses() {
+            let counts = format!("hits={},misses={}", uses.hits, uses.misses);
+            lines.push(line("Esker", &format!("cache_uses_{}", name.replace(':', "\\x3a")), counts));
+        }
         let recovery = self.engine.recovery();
         for (name, value) in [
             ("recovery_clean", u64::from(recovery.clean)),

@@ -19,6 +19,7 @@ use crate::exit::{Code, Failure};
 /// Figures of the engine that only grow; the others go up and down.
 const COUNTERS: &[&str] = &[
     "cache_hits",
+    "cache_misses",
     "checkpoint_write_bytes",
     "checkpoints",
     "cleaned_copy_bytes",
@@ -154,6 +155,13 @@ fn of_engine(engine: &Engine) -> Vec<Figure> {
             Some(Figure::new(format!("esker_engine_{shown}"), format!("{name} of INFO esker"), value))
         })
         .collect();
+    for (name, uses) in engine.cache_uses() {
+        for (outcome, count) in [("hit", uses.hits), ("miss", uses.misses)] {
+            let help = "Values that were looked for in the cache, by what the names of their objects begin with";
+            let figure = Figure::new("esker_engine_cache_uses", help, Value::Counter(count as f64));
+            figures.push(figure.labelled("of", name.as_str()).labelled("outcome", outcome));
+        }
+    }
     let seconds = |ns: u64| ns as f64 / 1e9;
     figures.extend(engine.stages().into_iter().map(|(name, times)| {
         // The same buckets at all times: monitors compare them with those before.

@@ -1,0 +1,234 @@
+//! The cache of values behind the engine, with each policy: what is replaced or removed never comes back, its bytes are
+//! kept to, and what was looked for there is counted.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use esker_device::{Device, MemoryDevice};
+use esker_engine::{CACHE_USERS_MAX, CachePolicy, CacheUses, Engine, FormatOptions, Options};
+use esker_store::{Change, Collection, ObjectId, ObjectStore, Transaction};
+
+const SEGMENT_BYTES: u64 = 64 << 10;
+const CACHE_BYTES: u64 = 100_000;
+
+fn open(device: &Arc<MemoryDevice>, cache_policy: CachePolicy, cache_bytes: u64) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes, cache_policy, ..Options::default() };
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+}
+
+fn fresh(cache_policy: CachePolicy) -> (Arc<MemoryDevice>, Engine) {
+    let device = Arc::new(MemoryDevice::new(4 << 20));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [4; 16] }).unwrap();
+    let engine = open(&device, cache_policy, CACHE_BYTES);
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    (device, engine)
+}
+
+fn object() -> ObjectId {
+    ObjectId::new(Collection::from("c"), "slots")
+}
+
+/// A value that says which key and version it is of.
+fn value(index: u64, version: u64, len: usize) -> Bytes {
+    [index.to_le_bytes(), version.to_le_bytes()].concat().into_iter().cycle().take(len.max(16)).collect()
+}
+
+fn version(index: u64, value: &[u8]) -> u64 {
+    let word = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().unwrap());
+    assert_eq!(word(0), index, "a value of another key");
+    word(8)
+}
+
+fn set(engine: &Engine, index: u64, value: Bytes) {
+    let change = Change::SlotSet { index, value };
+    engine.submit(Transaction::new().change(&object(), change)).wait().unwrap();
+}
+
+#[test]
+fn what_was_replaced_or_removed_never_comes_back() {
+    for policy in CachePolicy::ALL {
+        for seed in 0..4 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (device, mut engine) = fresh(policy);
+            let mut model: BTreeMap<u64, Bytes> = BTreeMap::new();
+            let (mut hits, mut misses) = (0, 0);
+            for step in 0..6_000 {
+                let index = rng.u64(..150).min(rng.u64(..150));
+                match rng.u32(..10) {
+                    0 => {
+                        let change = Change::SlotRemove { index };
+                        engine.submit(Transaction::new().change(&object(), change)).wait().unwrap();
+                        model.remove(&index);
+                    }
+                    // So much is written that segments are cleaned and used again.
+                    1..4 => {
+                        let value = value(index, step, rng.usize(16..4_000));
+                        set(&engine, index, value.clone());
+                        model.insert(index, value);
+                    }
+                    _ => {
+                        let found = engine.slot_get(&object(), index).wait().unwrap();
+                        assert!(found.as_ref() == model.get(&index), "{policy}, seed {seed}, step {step}: {index}");
+                    }
+                }
+                if step % 500 == 0 {
+                    let stats = engine.stats();
+                    assert!(stats.cache_bytes <= CACHE_BYTES, "{policy}: {}", stats.cache_bytes);
+                }
+                if step % 2_000 == 1_999 {
+                    let stats = engine.stats();
+                    (hits, misses) = (hits + stats.cache_hits, misses + stats.cache_misses);
+                    engine.close().unwrap();
+                    drop(engine);
+                    engine = open(&device, policy, CACHE_BYTES);
+                }
+            }
+            assert!(hits > 200 && misses > 200, "{policy}, seed {seed}: {hits} hits, {misses} misses");
+        }
+    }
+}
+
+#[test]
+fn readers_beside_a_writer_never_see_another_key_or_go_back() {
+    const KEYS: u64 = 60;
+    for policy in CachePolicy::ALL {
+        let (_device, engine) = fresh(policy);
+        (0..KEYS).for_each(|index| set(&engine, index, value(index, 1, 2_000)));
+        let written: Vec<_> = (0..KEYS).map(|_| AtomicU64::new(1)).collect();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..3)
+                .map(|seed| {
+                    let (engine, written, done) = (&engine, &written, &done);
+                    scope.spawn(move || {
+                        let mut rng = fastrand::Rng::with_seed(seed);
+                        while !done.load(Ordering::Acquire) {
+                            let index = rng.u64(..KEYS);
+                            let at_least = written[index as usize].load(Ordering::Acquire);
+                            let found = engine.slot_get(&object(), index).wait().unwrap().unwrap();
+                            assert!(version(index, &found) >= at_least, "{policy}: key {index} went back");
+                        }
+                    })
+                })
+                .collect();
+            let mut rng = fastrand::Rng::with_seed(9);
+            for version in 2..2_000 {
+                let index = rng.u64(..KEYS);
+                set(&engine, index, value(index, version, rng.usize(16..4_000)));
+                written[index as usize].store(version, Ordering::Release);
+            }
+            done.store(true, Ordering::Release);
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+        });
+        let stats = engine.stats();
+        assert!(stats.cache_bytes <= CACHE_BYTES && stats.cache_misses > 0, "{policy}");
+    }
+}
+
+#[test]
+fn hits_and_misses_are_counted() {
+    for policy in CachePolicy::ALL {
+        let (device, engine) = fresh(policy);
+        (0..20).for_each(|index| set(&engine, index, value(index, 1, 1_000)));
+        engine.close().unwrap();
+        drop(engine);
+        let engine = open(&device, policy, CACHE_BYTES);
+        // Opening reads the checkpoint by the same reader.
+        let opened = engine.stats();
+        for round in 0..3 {
+            for index in 0..20 {
+                engine.slot_get(&object(), index).wait().unwrap();
+            }
+            let stats = engine.stats();
+            let counts = (stats.cache_misses - opened.cache_misses, stats.cache_hits - opened.cache_hits);
+            assert_eq!(counts, (20, 20 * round), "{policy}");
+        }
+        let stats = engine.stats();
+        let entries: BTreeMap<_, _> = stats.entries().into_iter().collect();
+        assert_eq!(
+            (&*entries["cache_policy"], &entries["cache_misses"]),
+            (policy.name(), &stats.cache_misses.to_string())
+        );
+        assert_eq!(entries["cache_bytes_max"], CACHE_BYTES.to_string());
+        assert!(engine.stats().cache_bytes >= 20_000);
+        drop(engine);
+        // Without a cache everything is a miss.
+        let engine = open(&device, policy, 0);
+        let opened = engine.stats().cache_misses;
+        for _ in 0..3 {
+            engine.slot_get(&object(), 7).wait().unwrap();
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.cache_misses - opened, stats.cache_hits, stats.cache_bytes), (3, 0, 0), "{policy}");
+    }
+}
+
+/// Hits and misses of each user, as (name, hits, misses), less those of opening, which reads pieces of the checkpoint.
+fn users(engine: &Engine, opened: &[(String, CacheUses)]) -> Vec<(String, u64, u64)> {
+    let since = |(name, uses): (String, CacheUses)| {
+        let of_opening = opened.iter().filter(|(opened, _)| *opened == name).map(|(_, uses)| *uses);
+        let CacheUses { hits, misses } = of_opening.last().unwrap_or_default();
+        (name, uses.hits - hits, uses.misses - misses)
+    };
+    engine.cache_uses().into_iter().map(since).collect()
+}
+
+#[test]
+fn each_namespace_s_hits_and_misses_are_told() {
+    let (device, engine) = fresh(CachePolicy::default());
+    let object = |name: &'static str| ObjectId::new(Collection::from("c"), name);
+    let objects = ["red/int/1", "red/int/2", "blue/bytes", "plain"].map(object);
+    for object in &objects {
+        for index in 0..10 {
+            let change = Change::SlotSet { index, value: value(index, 1, 100) };
+            engine.submit(Transaction::new().change(object, change)).wait().unwrap();
+        }
+    }
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&device, CachePolicy::default(), CACHE_BYTES);
+    let (opened, stats) = (engine.cache_uses(), engine.stats());
+    for (object, rounds) in objects.iter().zip([3, 2, 4, 1]) {
+        for index in (0..rounds).flat_map(|_| 0..10) {
+            engine.slot_get(object, index).wait().unwrap().unwrap();
+        }
+    }
+    let told = |name: &str, hits, misses| (name.to_string(), hits, misses);
+    let expected = [told("c/red", 30, 20), told("c/blue", 30, 10), told("c", 0, 10), told("others", 0, 0)];
+    assert_eq!(users(&engine, &opened), expected);
+    engine.submit(Transaction::new().change(&objects[2], Change::Remove)).wait().unwrap();
+    // With those of opening.
+    let of_blue = |(name, uses): &(String, CacheUses)| (name == "c/blue").then_some(uses.misses);
+    let before = opened.iter().find_map(of_blue).unwrap_or(0);
+    let expected = [told("c/red", 30, 20), told("c", 0, 10), told("others", 30, 10 + before)];
+    assert_eq!(users(&engine, &opened), expected);
+    let now = engine.stats();
+    assert_eq!((now.cache_hits - stats.cache_hits, now.cache_misses - stats.cache_misses), (60, 40));
+}
+
+#[test]
+fn no_more_users_are_told_than_there_is_room_for() {
+    let (device, engine) = fresh(CachePolicy::default());
+    let objects: Vec<_> = (0..150).map(|n| ObjectId::new(Collection::from("c"), format!("n{n:03}/x"))).collect();
+    for object in &objects {
+        let change = Change::SlotSet { index: 1, value: value(1, 1, 100) };
+        engine.submit(Transaction::new().change(object, change)).wait().unwrap();
+    }
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&device, CachePolicy::default(), CACHE_BYTES);
+    let opened = engine.cache_uses();
+    for (number, object) in objects.iter().enumerate() {
+        for _ in 0..if number < 120 { 1 } else { 2 } {
+            engine.slot_get(object, 1).wait().unwrap().unwrap();
+        }
+    }
+    let users = users(&engine, &opened);
+    assert_eq!(users.len(), CACHE_USERS_MAX + 1);
+    assert!(users[..30].iter().all(|(name, hits, misses)| &**name >= "c/n120" && (*hits, *misses) == (1, 1)));
+    assert_eq!(users[CACHE_USERS_MAX], ("others".to_string(), 0, 50));
+}
