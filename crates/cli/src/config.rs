@@ -565,6 +565,7 @@ mod tests {
         for (text, expected) in [
             ("[store]\nsize = '12 parsecs'\n", "64m"),
             ("[store]\npolicy = 'sometimes'\n", "batch"),
+            ("[store]\ncache_policy = 'mru'\n", "expected clock, lru, arc, s3-fifo or w-tinylfu"),
             ("[serve]\nidle_timeout = 'never'\n", "10ms"),
             ("[serve]\nmax_clients = -1\n", "u64"),
             ("[log]\nformat = 'xml'\n", "json"),

@@ -102,6 +102,30 @@ fn values_are_compressed_from_the_start_that_asks_for_it_until_one_that_says_no(
     }
 }
 
+#[test]
+fn the_cache_s_policy_is_set_and_its_uses_are_told_by_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Running::start(folder.path(), &["--store", SMALL]);
+    let mut client = server.client();
+    assert!(client.call(&["INFO", "esker"]).contains("cache_policy:clock"));
+    for number in 0..20 {
+        assert_eq!(client.call(&["SET", &format!("key-{number}"), &format!("value {number}")]), "+OK");
+    }
+    assert_eq!(server.signal("-TERM"), 0);
+    let server = Running::start(folder.path(), &["--store", SMALL, "--cache-policy", "arc"]);
+    let mut client = server.client();
+    for number in (0..3).flat_map(|_| 0..20) {
+        assert_eq!(client.call(&["GET", &format!("key-{number}")]), format!("value {number}"));
+    }
+    let info = client.call(&["INFO", "esker"]);
+    assert!(info.contains("cache_policy:arc"), "{info}");
+    let (_, uses) = info.lines().filter_map(|line| line.split_once(":hits=")).next().expect("INFO tells");
+    let (hits, misses) = uses.trim().split_once(",misses=").unwrap();
+    // Opening reads pieces of the checkpoint by the same cache.
+    assert!(hits.parse::<u64>().unwrap() >= 40 && misses.parse::<u64>().unwrap() >= 20, "{info}");
+    assert!(info.contains("cache_uses_kv/"), "{info}");
+}
+
 /// The first line of a server's log with these arguments, and whether it is JSON that tells the same.
 fn first_logged(folder: &Path, arguments: &[&str]) -> (String, bool) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))

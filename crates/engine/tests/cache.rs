@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{CACHE_USERS_MAX, CachePolicy, CacheUses, Engine, FormatOptions, Options};
-use esker_store::{Change, Collection, ObjectId, ObjectStore, Transaction};
+use esker_store::{Change, Collection, Compression, ObjectId, ObjectStore, SlotScan, Transaction};
 
 const SEGMENT_BYTES: u64 = 64 << 10;
 const CACHE_BYTES: u64 = 100_000;
@@ -21,8 +21,13 @@ fn open(device: &Arc<MemoryDevice>, cache_policy: CachePolicy, cache_bytes: u64)
 }
 
 fn fresh(cache_policy: CachePolicy) -> (Arc<MemoryDevice>, Engine) {
-    let device = Arc::new(MemoryDevice::new(4 << 20));
-    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [4; 16] }).unwrap();
+    fresh_in(cache_policy, SEGMENT_BYTES)
+}
+
+/// A store of 64 segments.
+fn fresh_in(cache_policy: CachePolicy, segment_bytes: u64) -> (Arc<MemoryDevice>, Engine) {
+    let device = Arc::new(MemoryDevice::new(64 * segment_bytes));
+    Engine::format(&*device, &FormatOptions { segment_bytes, uuid: [4; 16] }).unwrap();
     let engine = open(&device, cache_policy, CACHE_BYTES);
     engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
     (device, engine)
@@ -167,11 +172,50 @@ fn hits_and_misses_are_counted() {
     }
 }
 
+/// However it is asked for: alone, with others, in a scan, as part of a write, or all of that write.
+#[test]
+fn a_value_is_in_the_cache_once() {
+    const WRITE_BYTES: u64 = 50_000;
+    /// A value's key and what the cache counts beside it.
+    const BESIDE: u64 = 200;
+    for policy in CachePolicy::ALL {
+        for codec in [Compression::None, Compression::Zstd] {
+            let (device, engine) = fresh_in(policy, 1 << 20);
+            let data = value(1, 1, WRITE_BYTES as usize);
+            let writing = Change::Write { offset: 0, data: data.clone() };
+            engine.submit(Transaction::new().compress(codec).change(&object(), writing)).wait().unwrap();
+            (0..20).for_each(|index| set(&engine, index, value(index, 1, 1_000)));
+            engine.close().unwrap();
+            drop(engine);
+            let engine = open(&device, policy, 4 << 20);
+            let opened = engine.stats().cache_bytes;
+            for _ in 0..2 {
+                for index in 0..20 {
+                    engine.slot_get(&object(), index).wait().unwrap().unwrap();
+                }
+                let indexes: Vec<u64> = (0..20).collect();
+                assert_eq!(engine.slot_get_many(&object(), &indexes).wait().unwrap().len(), 20);
+                let all = SlotScan { range: 0..u64::MAX, reverse: false, limit: 100, keys_only: false };
+                assert_eq!(engine.slot_scan(&object(), &all).wait().unwrap().len(), 20);
+            }
+            let slots = engine.stats().cache_bytes - opened;
+            assert!((20_000..=20 * (1_000 + BESIDE)).contains(&slots), "{policy}, {codec}: {slots}");
+            for part in [5_000..40_000, 0..WRITE_BYTES, 20_000..30_000, 0..1, 0..WRITE_BYTES] {
+                let read = engine.read(&object(), part.clone()).wait().unwrap();
+                assert!(read == data[part.start as usize..part.end as usize], "{policy}, {codec}: {part:?}");
+            }
+            let write = engine.stats().cache_bytes - opened - slots;
+            assert!(write <= WRITE_BYTES + 20 * BESIDE, "{policy}, {codec}: {write}");
+            assert!(write > 0, "{policy}, {codec}: neither its parts nor its head are there");
+        }
+    }
+}
+
 /// Hits and misses of each user, as (name, hits, misses), less those of opening, which reads pieces of the checkpoint.
 fn users(engine: &Engine, opened: &[(String, CacheUses)]) -> Vec<(String, u64, u64)> {
     let since = |(name, uses): (String, CacheUses)| {
-        let of_opening = opened.iter().filter(|(opened, _)| *opened == name).map(|(_, uses)| *uses);
-        let CacheUses { hits, misses } = of_opening.last().unwrap_or_default();
+        let mut of_opening = opened.iter().filter(|(opened, _)| *opened == name).map(|(_, uses)| *uses);
+        let CacheUses { hits, misses } = of_opening.next_back().unwrap_or_default();
         (name, uses.hits - hits, uses.misses - misses)
     };
     engine.cache_uses().into_iter().map(since).collect()

@@ -148,11 +148,27 @@ fn unknown_and_bad_options_are_errors_that_say_what_is_expected() {
         ("memory:?colour=red", "expected one of size, segment"),
         ("x?size=big", "size=big"),
         ("x?policy=sometimes", "batch"),
+        ("x?cache_policy=mru", "expected clock, lru, arc, s3-fifo or w-tinylfu"),
         ("x?create=perhaps", "create=perhaps"),
         ("swift:pool", "memory:"),
     ] {
         let error = Store::open(location).unwrap_err().to_string();
         assert!(error.contains(expected), "{location}: {error}");
+    }
+}
+
+#[test]
+fn the_cache_s_policy_is_an_option() {
+    let (_folder, path) = folder();
+    let policy = |options: &str| {
+        let store = Store::open(&format!("{path}{SMALL}{options}")).unwrap();
+        let policy = store.engine().unwrap().stats().cache_policy;
+        store.close().unwrap();
+        policy
+    };
+    assert_eq!(policy(""), esker::CachePolicy::default());
+    for expected in esker::CachePolicy::ALL {
+        assert_eq!(policy(&format!("&cache_policy={expected}")), expected);
     }
 }
 
