@@ -28,7 +28,7 @@ impl Weigh for Value {
 }
 
 #[derive(Clone)]
-struct ByWeight;
+pub struct ByWeight;
 
 impl quick_cache::Weighter<Place, Value> for ByWeight {
     fn weight(&self, _: &Place, value: &Value) -> u64 {

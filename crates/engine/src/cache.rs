@@ -12,10 +12,10 @@
 mod adaptive;
 mod clock;
 mod lru;
-mod parts;
 mod queues;
 mod replacement;
 mod s3_fifo;
+mod shards;
 #[cfg(test)]
 mod tests;
 mod tiny_lfu;
@@ -27,8 +27,8 @@ use std::str::FromStr;
 use adaptive::Adaptive;
 use clock::Quick;
 use lru::Lru;
-use parts::Parts;
 use s3_fifo::S3Fifo;
+use shards::Shards;
 use tiny_lfu::TinyLfu;
 
 /// Which values stay when a cache is full.
@@ -102,10 +102,10 @@ pub trait Weigh {
 
 enum Chosen<K, V> {
     Clock(Quick<K, V>),
-    Lru(Parts<Lru<K, V>>),
-    Arc(Parts<Adaptive<K, V>>),
-    S3Fifo(Parts<S3Fifo<K, V>>),
-    TinyLfu(Parts<TinyLfu<K, V>>),
+    Lru(Shards<Lru<K, V>>),
+    Arc(Shards<Adaptive<K, V>>),
+    S3Fifo(Shards<S3Fifo<K, V>>),
+    TinyLfu(Shards<TinyLfu<K, V>>),
 }
 
 /// Says the same to each that may be chosen: no call goes through a table.
@@ -123,7 +123,7 @@ macro_rules! each {
 
 /// A part has at least so many bytes, if the cache has: a value heavier than its part is not kept.
 const PART_BYTES_MIN: u64 = 256 << 10;
-/// Parts for each processor.
+/// Shards for each processor.
 const PROCESSOR_PARTS: usize = 4;
 
 /// How many parts a cache of so many bytes has: a power of two.
@@ -150,10 +150,10 @@ impl<K: Copy + Eq + Hash, V: Weigh + Clone> Cache<K, V> {
     fn in_parts(policy: CachePolicy, bytes_max: u64, parts: usize) -> Self {
         let chosen = match policy {
             CachePolicy::Clock => Chosen::Clock(Quick::new(bytes_max, parts)),
-            CachePolicy::Lru => Chosen::Lru(Parts::new(bytes_max, parts)),
-            CachePolicy::Arc => Chosen::Arc(Parts::new(bytes_max, parts)),
-            CachePolicy::S3Fifo => Chosen::S3Fifo(Parts::new(bytes_max, parts)),
-            CachePolicy::TinyLfu => Chosen::TinyLfu(Parts::new(bytes_max, parts)),
+            CachePolicy::Lru => Chosen::Lru(Shards::new(bytes_max, parts)),
+            CachePolicy::Arc => Chosen::Arc(Shards::new(bytes_max, parts)),
+            CachePolicy::S3Fifo => Chosen::S3Fifo(Shards::new(bytes_max, parts)),
+            CachePolicy::TinyLfu => Chosen::TinyLfu(Shards::new(bytes_max, parts)),
         };
         Self { chosen, policy, bytes_max }
     }

@@ -25,6 +25,13 @@ mod moving;
 pub mod pair;
 mod view;
 
+/// What heads of chains send one another while slots of keys go from one chain to another.
+pub mod messages {
+    pub use esker_wire::proto::chain::{
+        BeginMoveRequest, PutKeysRequest, SettleSlotsRequest, SlotEpoch, TakeSlotsRequest,
+    };
+}
+
 pub use error::{Error, Result};
 pub use host::{Host, HostConfig};
 pub use member::{Config, Member};

@@ -237,7 +237,7 @@ impl Server {
             logins: Logins::default(),
             denials: Denials::default(),
             keyspace,
-            coming: moving::Arrivals::default(),
+            coming: moving::arrivals::Arrivals::default(),
             certificates,
             config,
         });

@@ -22,7 +22,7 @@ use crate::resp::engine::{EngineInfo, Health};
 use crate::resp::keyspace::Keyspace;
 use crate::resp::line::Line;
 use crate::resp::monitors::Monitors;
-use crate::resp::moving::Arrivals;
+use crate::resp::moving::arrivals::Arrivals;
 use crate::resp::saves::Saves;
 use crate::resp::slowlog::Slowlog;
 use crate::resp::spikes::Spikes;

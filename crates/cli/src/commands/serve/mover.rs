@@ -17,9 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_cluster::Slots;
-use esker_member::{Answer, Host, MoveCalls, Takes};
+use esker_member::{Answer, Host, MoveCalls, Takes, messages as proto};
 use esker_server::resp::{Closed, MoveError, Moving, SlotEpoch, SlotState};
-use esker_wire::proto::chain as proto;
 
 /// The plan is looked at so often.
 const LOOK: Duration = Duration::from_millis(200);

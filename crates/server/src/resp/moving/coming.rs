@@ -4,16 +4,16 @@
 //! 1. Steps of moves are taken one at a time.
 //! 2. A move that is forgotten, by a question or with its head, takes no slot any more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use esker_kv::{Durability, Entry, Key, Namespace, Txn, slot_of};
 use esker_wire::proto::chain as proto;
-use parking_lot::Mutex;
 
 use crate::resp::cluster::ClusterView;
 use crate::resp::config::DATABASES;
 use crate::resp::keyspace::{Database, Head};
+use crate::resp::moving::arrivals::Arrival;
 use crate::resp::moving::gate::Located;
 use crate::resp::moving::records::{self, SlotEpoch, SlotState};
 use crate::resp::moving::{MoveError, Moving};
@@ -26,17 +26,6 @@ const RECORDS: usize = 1_024;
 const SETTLED: &str = "settled";
 /// Keys that are removed in one transaction.
 const REMOVE_KEYS: usize = 512;
-
-/// Moves that have begun here, by what they are called.
-pub(crate) type Arrivals = Mutex<HashMap<u64, Arrival>>;
-
-/// A move.
-pub(crate) struct Arrival {
-    from: String,
-    slots: BTreeMap<u16, u64>,
-    /// How often a database had been cleared when the first keys of a batch were put.
-    clears: u64,
-}
 
 impl Moving {
     /// These slots will come from the chain `from`, each in this epoch: removes what is left of them here. Goes through

@@ -18,6 +18,7 @@
 //! 2. Slots that were not taken when a new head of their chain asked are never taken by what was begun before.
 //! 3. Keys are removed where they were only once the other chain has taken their slot for good.
 
+pub(crate) mod arrivals;
 mod coming;
 mod error;
 pub(crate) mod gate;
@@ -29,8 +30,6 @@ use std::sync::Arc;
 pub use error::MoveError;
 pub use leaving::Closed;
 pub use records::{SlotEpoch, SlotRecord, SlotRecords, SlotState};
-
-pub(crate) use coming::Arrivals;
 
 use crate::resp::moving::records::SERVER;
 use crate::resp::shared::Shared;

@@ -19,11 +19,11 @@ use super::replacement::{Evicted, Replacement};
 struct Part<R>(RwLock<R>);
 
 /// See the module.
-pub struct Parts<R> {
+pub struct Shards<R> {
     parts: Box<[Part<R>]>,
 }
 
-impl<R> Parts<R> {
+impl<R> Shards<R> {
     /// For `bytes_max` bytes in `parts` parts, a power of two.
     pub fn new<K, V>(bytes_max: u64, parts: usize) -> Self
     where
