@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::error::Result;
-use crate::moving::{Answer, Desk, MoveCalls, Takes, routes};
+use crate::moving::{Answer, Asks, CHANGE, Desk, IsOver, MoveCalls, Takes, routes};
 
 /// What is under way at the end is waited for so long.
 const END: Duration = Duration::from_secs(1);
@@ -90,26 +90,33 @@ impl Host {
         self.desk.set(chain, taker);
     }
 
-    /// The head of a chain, as it was seen last, to be asked by a thread that may wait.
+    /// The head of a chain, as it was seen last, to be asked by a thread that may wait, until it `is_over`.
     ///
     /// # Errors
     /// Why it cannot be.
-    pub fn calls(&self, chain: &str) -> Answer<MoveCalls> {
+    pub fn calls(&self, chain: &str, is_over: IsOver) -> Answer<MoveCalls> {
         let seen = self.seen();
         let of = seen.as_ref().and_then(|seen| seen.chains.get(chain)).ok_or_else(|| format!("no chain {chain}"))?;
         let head = of.table.head().ok_or_else(|| format!("the chain {chain} has no head"))?;
         let record = of.servers.get(&head.server).ok_or_else(|| format!("where server {} is", head.server))?;
         let (address, tls) = (&record.served.peer, self.config.peers.tls.as_ref());
-        let called = MoveCalls::connect(&self.runtime, address, tls, (&self.config.peers.cluster, chain));
+        let runs = (&self.runtime, is_over);
+        let called = MoveCalls::connect(runs, address, tls, (&self.config.peers.cluster, chain));
         called.map_err(|why| format!("server {}, which heads the chain {chain}: {why}", head.server))
     }
 
-    /// Changes the slots that chains share, by a thread that may wait: see [`Coordinator::change_slots`].
+    /// Changes the slots that chains share, by a thread that may wait, until it `is_over`: see
+    /// [`Coordinator::change_slots`].
     ///
     /// # Errors
-    /// Those of [`Coordinator::change_slots`].
-    pub fn change_slots(&self, change: impl Fn(&Slots) -> Option<Slots>) -> Result<Slots> {
-        Ok(self.runtime.block_on(self.coordinator.change_slots(change))?)
+    /// Those of [`Coordinator::change_slots`]; that there is no answer.
+    pub fn change_slots(
+        &self,
+        change: impl Fn(&Slots) -> Option<Slots> + Send + Sync + 'static,
+        is_over: IsOver,
+    ) -> Answer<Slots> {
+        let (asks, coordinator) = (Asks { runtime: self.runtime.clone(), is_over }, self.coordinator.clone());
+        asks.wait(CHANGE, async move { coordinator.change_slots(change).await.map_err(|error| error.to_string()) })
     }
 
     /// Bytes in a second that copies for this server, and keys that it sends to other chains, may take; 0: no bound.

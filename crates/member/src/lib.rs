@@ -35,5 +35,5 @@ pub mod messages {
 pub use error::{Error, Result};
 pub use host::{Host, HostConfig};
 pub use member::{Config, Member};
-pub use moving::{Answer, MoveCalls, Takes};
+pub use moving::{Answer, IsOver, MoveCalls, Takes};
 pub use view::{Peer, View};

@@ -9,8 +9,9 @@
 //! 2. A server answers for a chain only while it heads it, and only to servers of its own cluster.
 
 use std::collections::HashMap;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_peers::TlsFiles;
 use esker_wire::proto::chain as proto;
@@ -28,8 +29,12 @@ const MESSAGE_BYTES_MAX: usize = 96 << 20;
 const CONNECT: Duration = Duration::from_secs(3);
 /// The other chain goes through all its keys.
 const BEGIN: Duration = Duration::from_secs(600);
+/// The coordinator has taken a change.
+pub(crate) const CHANGE: Duration = Duration::from_secs(10);
 /// Any other answer: slots are closed meanwhile.
 const CALL: Duration = Duration::from_secs(5);
+/// Who waits looks so often whether it has a use for the answer still.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A refusal, in words for the log of the other side.
 pub type Answer<T> = Result<T, String>;
@@ -161,12 +166,52 @@ impl Moving for Service {
     }
 }
 
+/// Says whether who asks has no use for an answer any more.
+pub type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// The head of another chain, asked by a thread that may wait.
 pub struct MoveCalls {
     client: MovingClient<Channel>,
-    runtime: Handle,
+    asks: Asks,
     cluster: String,
     chain: String,
+}
+
+/// How a thread waits for what the runtime does: no longer than it has a use for it, and not beyond the runtime's end.
+pub(crate) struct Asks {
+    pub(crate) runtime: Handle,
+    pub(crate) is_over: IsOver,
+}
+
+impl Asks {
+    pub(crate) fn wait<T: Send + 'static>(
+        &self,
+        time: Duration,
+        work: impl Future<Output = Answer<T>> + Send + 'static,
+    ) -> Answer<T> {
+        let (tell, told) = std::sync::mpsc::channel();
+        let task = self.runtime.spawn(async move {
+            // Where none waits any more it is not needed.
+            let _ = tell.send(work.await);
+        });
+        let until = Instant::now() + time;
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Disconnected) => return Err("this server stops".into()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if (self.is_over)() || Instant::now() >= until {
+                task.abort();
+                return Err(format!("no answer within {} s", time.as_secs()));
+            }
+        }
+    }
+}
+
+/// What a call came to, in words where it failed.
+fn answered<T>(answer: Result<Response<T>, Status>) -> Answer<T> {
+    answer.map(Response::into_inner).map_err(|status| status.message().to_owned())
 }
 
 impl MoveCalls {
@@ -175,28 +220,16 @@ impl MoveCalls {
     /// # Errors
     /// Why it cannot be reached.
     pub(crate) fn connect(
-        runtime: &Handle,
+        (runtime, is_over): (&Handle, IsOver),
         address: &str,
         tls: Option<&TlsFiles>,
         (cluster, chain): (&str, &str),
     ) -> Answer<Self> {
-        let connecting = async { tokio::time::timeout(CONNECT, esker_peers::connect(address, tls)).await };
-        let connected = runtime.block_on(connecting);
-        let channel = connected.map_err(|_| format!("no connection within {} s", CONNECT.as_secs()))??;
+        let asks = Asks { runtime: runtime.clone(), is_over };
+        let (address, tls) = (address.to_owned(), tls.cloned());
+        let channel = asks.wait(CONNECT, async move { esker_peers::connect(&address, tls.as_ref()).await })?;
         let client = MovingClient::new(channel).max_encoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { client, runtime: runtime.clone(), cluster: cluster.to_owned(), chain: chain.to_owned() })
-    }
-
-    fn within<T>(
-        runtime: &Handle,
-        time: Duration,
-        call: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Answer<T> {
-        match runtime.block_on(async { tokio::time::timeout(time, call).await }) {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(status.message().to_owned()),
-            Err(_) => Err(format!("no answer within {} s", time.as_secs())),
-        }
+        Ok(Self { client, asks, cluster: cluster.to_owned(), chain: chain.to_owned() })
     }
 
     /// See [`Takes::begin`].
@@ -206,7 +239,8 @@ impl MoveCalls {
     pub fn begin(&mut self, from: &str, called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<()> {
         let (chain, cluster) = (self.chain.clone(), self.cluster.clone());
         let request = proto::BeginMoveRequest { chain, cluster, from: from.to_owned(), r#move: called, slots };
-        Self::within(&self.runtime, BEGIN, self.client.begin_move(request)).map(drop)
+        let mut client = self.client.clone();
+        self.asks.wait(BEGIN, async move { answered(client.begin_move(request).await) }).map(drop)
     }
 
     /// See [`Takes::put`].
@@ -215,7 +249,8 @@ impl MoveCalls {
     /// What the other side says; that it does not answer.
     pub fn put(&mut self, called: u64, first: bool, parts: Vec<proto::KeyPart>) -> Answer<()> {
         let request = proto::PutKeysRequest { chain: self.chain.clone(), r#move: called, first, parts };
-        Self::within(&self.runtime, CALL, self.client.put_keys(request)).map(drop)
+        let mut client = self.client.clone();
+        self.asks.wait(CALL, async move { answered(client.put_keys(request).await) }).map(drop)
     }
 
     /// See [`Takes::take`].
@@ -224,7 +259,8 @@ impl MoveCalls {
     /// What the other side says; that it does not answer.
     pub fn take(&mut self, called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<bool> {
         let request = proto::TakeSlotsRequest { chain: self.chain.clone(), r#move: called, slots };
-        Ok(Self::within(&self.runtime, CALL, self.client.take_slots(request))?.taken)
+        let mut client = self.client.clone();
+        Ok(self.asks.wait(CALL, async move { answered(client.take_slots(request).await) })?.taken)
     }
 
     /// See [`Takes::settle`].
@@ -233,6 +269,7 @@ impl MoveCalls {
     /// What the other side says; that it does not answer.
     pub fn settle(&mut self, slots: Vec<proto::SlotEpoch>) -> Answer<bool> {
         let request = proto::SettleSlotsRequest { chain: self.chain.clone(), cluster: self.cluster.clone(), slots };
-        Ok(Self::within(&self.runtime, CALL, self.client.settle_slots(request))?.kept)
+        let mut client = self.client.clone();
+        Ok(self.asks.wait(CALL, async move { answered(client.settle_slots(request).await) })?.kept)
     }
 }

@@ -7,17 +7,16 @@
 //! ```
 //!
 //! Invariants:
-//! 1. It lives for one term as head: what it leaves is for the next head.
+//! 1. It works for one term as head, and no end of a term waits for it: what it leaves is for the next head.
 //! 2. How many keys are closed at once goes by how long those before took to be put, beside which syncs take what
 //!    they take.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_cluster::Slots;
-use esker_member::{Answer, Host, MoveCalls, Takes, messages as proto};
+use esker_member::{Answer, Host, IsOver, MoveCalls, Takes, messages as proto};
 use esker_server::resp::{Closed, MoveError, Moving, SlotEpoch, SlotState};
 
 /// The plan is looked at so often.
@@ -37,11 +36,16 @@ const SLOTS_MAX: usize = 256;
 const PUTS_MAX: usize = 8;
 
 /// Moves slots of one chain.
-pub(super) struct Mover<'m> {
-    chain: &'m str,
-    host: &'m Arc<Host>,
+struct Mover {
+    chain: String,
+    host: Arc<Host>,
     moving: Moving,
-    over: &'m AtomicBool,
+}
+
+/// Slots of a chain come and go for as long as this is there.
+pub(super) struct Moves {
+    chain: String,
+    host: Arc<Host>,
 }
 
 /// What takes slots that come.
@@ -95,28 +99,42 @@ impl Takes for Taker {
     }
 }
 
-/// Takes no slots any more when it is dropped.
-struct Untaken<'m>(&'m Host, &'m str);
-
-impl Drop for Untaken<'_> {
-    fn drop(&mut self) {
-        self.0.set_taker(self.1, None);
+impl Moves {
+    /// Begins, for as long as the server does not stop.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn begin(chain: &str, host: &Arc<Host>, moving: Moving) -> std::io::Result<Self> {
+        let (chain, host) = (chain.to_owned(), Arc::clone(host));
+        let mover = Mover { chain: chain.clone(), host: Arc::clone(&host), moving: moving.clone() };
+        std::thread::Builder::new().name("esker-mover".into()).spawn(move || mover.run())?;
+        host.set_taker(&chain, Some(Arc::new(Taker(moving))));
+        Ok(Self { chain, host })
     }
 }
 
-impl<'m> Mover<'m> {
-    pub(super) fn new(chain: &'m str, host: &'m Arc<Host>, moving: Moving, over: &'m AtomicBool) -> Self {
-        Self { chain, host, moving, over }
+impl Drop for Moves {
+    fn drop(&mut self) {
+        self.host.set_taker(&self.chain, None);
     }
+}
 
+impl Mover {
     fn goes_on(&self) -> bool {
-        !self.over.load(Ordering::SeqCst) && !self.moving.is_over()
+        !self.moving.is_over()
     }
 
-    /// Moves what is to be moved until the term is over.
-    pub(super) fn run(&self) {
-        self.host.set_taker(self.chain, Some(Arc::new(Taker(self.moving.clone()))));
-        let _untaken = Untaken(self.host, self.chain);
+    fn calls(&self, chain: &str) -> Answer<MoveCalls> {
+        self.host.calls(chain, self.is_over())
+    }
+
+    fn is_over(&self) -> IsOver {
+        let moving = self.moving.clone();
+        Arc::new(move || moving.is_over())
+    }
+
+    /// Moves what is to be moved until the server stops.
+    fn run(&self) {
         let mut last_why = String::new();
         while self.goes_on() {
             let pause = match self.round() {
@@ -126,16 +144,13 @@ impl<'m> Mover<'m> {
                 }
                 Err(Stuck(why)) => {
                     if why != last_why && self.goes_on() {
-                        tracing::warn!(chain = self.chain, why, "slots do not go on to other chains");
+                        tracing::warn!(chain = self.chain.as_str(), why, "slots do not go on to other chains");
                         last_why = why;
                     }
                     AGAIN
                 }
             };
-            let until = Instant::now() + pause;
-            while self.goes_on() && Instant::now() < until {
-                std::thread::sleep(LOOK.min(pause));
-            }
+            self.moving.wait(pause);
         }
         // Those who wait for closed slots wait for the next head.
         self.moving.tell_that_it_lasts();
@@ -150,7 +165,7 @@ impl<'m> Mover<'m> {
         let records = self.moving.records();
         let is_told = |slot: &u16, epoch| records.get(slot).is_none_or(|record| record.epoch <= epoch);
         let mut due = BTreeMap::<&str, Vec<SlotEpoch>>::new();
-        for next in slots.due_of(self.chain).filter(|next| is_told(&next.slot, next.epoch)) {
+        for next in slots.due_of(&self.chain).filter(|next| is_told(&next.slot, next.epoch)) {
             due.entry(next.to).or_default().push((next.slot, next.epoch + 1));
         }
         // A chain that takes none keeps no other from it.
@@ -169,7 +184,7 @@ impl<'m> Mover<'m> {
         for (slot, record) in records.iter() {
             let keeper = match record.state {
                 SlotState::Gone => record.chain.as_str(),
-                SlotState::Here => self.chain,
+                SlotState::Here => self.chain.as_str(),
                 SlotState::Leaving | SlotState::Coming => continue,
             };
             if slots.part_of(*slot).is_none_or(|part| part.epoch < record.epoch) {
@@ -183,8 +198,9 @@ impl<'m> Mover<'m> {
     }
 
     fn tell(&self, gone: &[SlotEpoch], to: &str) -> Result<(), Stuck> {
-        let changed = self.host.change_slots(|slots| Some(slots.with_moved(gone, to)));
-        changed.map(drop).map_err(|error| Stuck(error.to_string()))
+        let (gone, to) = (gone.to_vec(), to.to_owned());
+        let changed = self.host.change_slots(move |slots| Some(slots.with_moved(&gone, &to)), self.is_over());
+        changed.map(drop).map_err(Stuck)
     }
 
     /// Whether these slots are still to go there.
@@ -192,20 +208,20 @@ impl<'m> Mover<'m> {
         let Some(seen) = self.host.seen() else { return false };
         let Some(planned) = &seen.slots else { return false };
         let due: std::collections::BTreeSet<u16> =
-            planned.due_of(self.chain).filter(|due| due.to == to).map(|due| due.slot).collect();
+            planned.due_of(&self.chain).filter(|due| due.to == to).map(|due| due.slot).collect();
         slots.iter().all(|(slot, _)| due.contains(slot))
     }
 
     /// Moves slots to a chain, as many as can be gathered at once.
     fn go(&self, to: &str, due: &[SlotEpoch]) -> Result<(), Stuck> {
-        let mut calls = self.host.calls(to)?;
+        let mut calls = self.calls(to)?;
         let slots: Vec<u16> = due.iter().map(|(slot, _)| *slot).collect();
-        tracing::info!(chain = self.chain, to, slots = slots.len(), "slots are to go to another chain");
+        tracing::info!(chain = self.chain.as_str(), to, slots = slots.len(), "slots are to go to another chain");
         self.moving.gather(&slots, &|| self.goes_on())?;
         let gathered: Vec<SlotEpoch> =
             due.iter().copied().filter(|(slot, _)| self.moving.gathered(*slot).is_some()).collect();
         let called = fastrand::u64(1..);
-        calls.begin(self.chain, called, told(&gathered))?;
+        calls.begin(&self.chain, called, told(&gathered))?;
         let (mut rest, mut keys_max) = (&gathered[..], KEYS);
         let (began, mut bytes) = (Instant::now(), 0);
         while let Some(((slot, _), _)) = rest.split_first() {
@@ -232,7 +248,7 @@ impl<'m> Mover<'m> {
             self.keep_to_rate(began, bytes);
             rest = others;
         }
-        tracing::info!(chain = self.chain, to, slots = gathered.len(), bytes, "slots went to another chain");
+        tracing::info!(chain = self.chain.as_str(), to, slots = gathered.len(), bytes, "slots went to another chain");
         Ok(())
     }
 
@@ -243,7 +259,7 @@ impl<'m> Mover<'m> {
         }
         let due = Duration::from_secs_f64(bytes as f64 / rate as f64);
         while self.goes_on() && began.elapsed() < due {
-            std::thread::sleep((due - began.elapsed().min(due)).min(LOOK));
+            self.moving.wait(due.saturating_sub(began.elapsed()));
         }
     }
 
@@ -292,11 +308,17 @@ impl<'m> Mover<'m> {
         let since = Instant::now();
         let mut warned = false;
         let kept = loop {
-            let answered = self.host.calls(&to).and_then(|mut calls| calls.settle(told(&slots)));
+            let answered = self.calls(&to).and_then(|mut calls| calls.settle(told(&slots)));
             match answered {
                 Ok(kept) => break kept,
                 Err(why) if !warned => {
-                    tracing::warn!(chain = self.chain, to, slots = slots.len(), why, "closed slots wait for a chain");
+                    tracing::warn!(
+                        chain = self.chain.as_str(),
+                        to,
+                        slots = slots.len(),
+                        why,
+                        "closed slots wait for a chain"
+                    );
                     warned = true;
                 }
                 Err(_) => {}
@@ -307,7 +329,7 @@ impl<'m> Mover<'m> {
             if !self.goes_on() {
                 return Err(MoveError::Over.into());
             }
-            std::thread::sleep(LOOK);
+            self.moving.wait(LOOK);
         };
         if !kept {
             self.moving.reopen(&slots)?;

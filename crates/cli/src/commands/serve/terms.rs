@@ -22,7 +22,7 @@ use esker_server::front::Passed;
 use esker_server::http::Running;
 use esker_server::resp::{Loading, Moment};
 
-use super::mover::Mover;
+use super::mover::Moves;
 use super::nodes::Nodes;
 use super::plan::Plan;
 use super::relay::{Head, Relay};
@@ -222,15 +222,12 @@ impl<H: Heads> Terms<'_, H> {
         let relays = if heads { Vec::new() } else { self.relays()? };
         say!("{}", self.heads.line(view));
         let protocols = started.tell(&store, self.seat, self.http);
-        let moving = self.ring.filter(|_| heads && self.nodes.is_some()).map(|ring| (ring, protocols.resp.moving()));
+        let ring = self.ring.filter(|_| heads && self.nodes.is_some());
+        let _moves = ring.map(|(chain, host)| Moves::begin(chain, host, protocols.resp.moving())).transpose()?;
         let waiting = self.stopping.serve(self.seat, protocols)?;
         let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut now = *turn;
         let served = std::thread::scope(|scope| {
-            if let Some(((chain, host), moving)) = moving {
-                let over = &over;
-                scope.spawn(move || Mover::new(chain, host, moving, over).run());
-            }
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
                     let is_over = match self.heads.wait(now, LOOK) {

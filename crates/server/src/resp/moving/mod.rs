@@ -26,6 +26,7 @@ mod leaving;
 pub(crate) mod records;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use error::MoveError;
 pub use leaving::Closed;
@@ -47,6 +48,14 @@ impl Moving {
     /// The server stops.
     pub fn is_over(&self) -> bool {
         self.0.is_stopping()
+    }
+
+    /// Waits so long, or until the server stops.
+    pub fn wait(&self, within: Duration) {
+        let mut held = self.0.stop_lock.lock();
+        if !self.0.is_stopping() {
+            self.0.stopped.wait_for(&mut held, within);
+        }
     }
 
     fn server(&self) -> esker_kv::Result<esker_kv::Namespace> {
