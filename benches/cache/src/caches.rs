@@ -27,6 +27,7 @@ impl Weigh for Value {
     }
 }
 
+/// Tells `quick_cache` what a value weighs.
 #[derive(Clone)]
 pub struct ByWeight;
 
@@ -78,7 +79,7 @@ impl Compared {
             "foyer lru" => foyer(foyer_memory::LruConfig::default().into()),
             "foyer s3-fifo" => foyer(foyer_memory::S3FifoConfig::default().into()),
             "foyer lfu" => foyer(foyer_memory::LfuConfig::default().into()),
-            "foyer sieve" => foyer(foyer_memory::SieveConfig::default().into()),
+            "foyer sieve" => foyer(foyer_memory::SieveConfig.into()),
             "moka lru" => moka(moka::policy::EvictionPolicy::lru()),
             "moka tinylfu" => moka(moka::policy::EvictionPolicy::tiny_lfu()),
             _ => return None,

@@ -27,10 +27,10 @@ const WEIGHT: u32 = 1_024 + 128;
 #[derive(Parser)]
 struct Arguments {
     /// Keys that there are
-    #[arg(long, default_value_t = 1_000_000)]
+    #[arg(long, default_value_t = 500_000)]
     keys: u32,
     /// Uses of a trace
-    #[arg(long, default_value_t = 4_000_000)]
+    #[arg(long, default_value_t = 2_000_000)]
     uses: usize,
     /// Sizes of the cache, in percent of the data
     #[arg(long, value_delimiter = ',', default_value = "0.1,1,10")]
