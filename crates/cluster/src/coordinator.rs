@@ -181,8 +181,8 @@ impl Coordinator {
     /// they stay. What stands in the end.
     ///
     /// # Errors
-    /// [`Error::NoSlots`], [`Error::Unreachable`], [`Error::Damaged`], [`Error::Refused`] where they have too many parts;
-    /// [`Error::Unknown`]: it may have been changed.
+    /// [`Error::NoSlots`], [`Error::Unreachable`], [`Error::Damaged`], [`Error::Refused`] where they have too many
+    /// parts; [`Error::Unknown`]: it may have been changed.
     pub async fn change_slots(&self, change: impl Fn(&Slots) -> Option<Slots>) -> Result<Slots> {
         let (call, node) = (self.session.call().await?, self.slots_node());
         loop {

@@ -141,8 +141,8 @@ impl Slots {
         self.shares().iter().map(|(chain, _)| self.due_of(chain).count()).sum()
     }
 
-    /// The same with these slots, each now of this epoch, at this chain; what is of a higher epoch already stays. A plan
-    /// that has come true is over.
+    /// The same with these slots, each now of this epoch, at this chain; what is of a higher epoch already stays. A
+    /// plan that has come true is over.
     #[must_use]
     pub fn with_moved(&self, moved: &[(u16, u64)], to: &str) -> Self {
         let mut each = self.each();

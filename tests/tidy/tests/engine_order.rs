@@ -1,7 +1,8 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
 //! format → compress → policy → pool → gather → stages → watch → superblocks → readers → sharing → buffer → segments →
-//! index → cache → reader → objects → commit → cold → checkpoint → clean → keeper → load → recover → replay → lib
+//! index → cache → reader → objects → commit → cold → checkpoint → clean → keeper → load
+//! → recover → replay → lib
 //!
 //! The top layer, lib, is several files: the public type and its open, submit, read, walk, check, backup and stats.
 

@@ -1,6 +1,6 @@
 //! ARC, the adaptive replacement cache, by bytes.
 //!
-//! miss → `ONCE` → used again → `AGAIN`; what goes leaves its hash behind, among those that were used once or again
+//! miss → `ONCE` → used again → `AGAIN`; what goes leaves its hash behind, among those used once or again
 //! a hash that is asked for again → its side was too small → the target for `ONCE` moves
 //!
 //! Source: Megiddo and Modha, ARC: A Self-Tuning, Low Overhead Replacement Cache (FAST 2003). The lists are T1, T2, B1

@@ -4,8 +4,8 @@
 //! miss → `WINDOW` → its oldest against the oldest of `PROBATION`, by the [`Sketch`] → one stays, the other goes
 //! `PROBATION` → used → `PROTECTED` → its oldest, when it is too long → `PROBATION`
 //!
-//! Source: Einziger, Friedman and Manes, TinyLFU: A Highly Efficient Cache Admission Policy (ACM TOS 2017); by bytes, the
-//! window of a fixed share.
+//! Source: Einziger, Friedman and Manes, TinyLFU: A Highly Efficient Cache Admission Policy (ACM TOS 2017); by bytes,
+//! the window of a fixed share.
 
 use std::hash::Hash;
 

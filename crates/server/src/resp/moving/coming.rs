@@ -186,7 +186,8 @@ impl Moving {
         Ok(true)
     }
 
-    /// Whether the chain keeps these slots, in this epoch or a later one. If not, it never will by a move that has begun.
+    /// Whether the chain keeps these slots, in this epoch or a later one. If not, it never will by a move that has
+    /// begun.
     ///
     /// # Errors
     /// [`MoveError::Torn`]; the store's: it is not known.

@@ -9,9 +9,9 @@
 //! give: keys are removed, the slots are gone; commands are run anew, and redirected
 //! ```
 //!
-//! Both write down how it stands ([`SlotRecord`]), in the same transactions that change the keys: a head that takes over
-//! finds it, and asks the other chain whether it has taken what was closed ([`Moving::settle`]). The coordinator is told
-//! afterwards.
+//! Both write down how it stands ([`SlotRecord`]), in the same transactions that change the keys: a head that takes
+//! over finds it, and asks the other chain whether it has taken what was closed ([`Moving::settle`]). The coordinator
+//! is told afterwards.
 //!
 //! Invariants:
 //! 1. A slot is answered by one chain at a time: by neither from the time that it is closed until it is taken.
