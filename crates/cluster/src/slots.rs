@@ -56,8 +56,10 @@ pub struct Slots {
     parts: Vec<ChainSlots>,
     /// Which chain is to keep which; empty: there is no plan.
     plan: Vec<ChainSlots>,
-    /// Chains that share the slots and have none yet.
+    /// Chains that share the slots and have none any more.
     beside: BTreeSet<String>,
+    /// Chains that are to have some by the plan, and have had none.
+    joining: BTreeSet<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,6 +69,8 @@ struct SlotsJson {
     plan: Vec<ChainSlots>,
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     beside: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    joining: BTreeSet<String>,
 }
 
 /// Adjacent slots of one chain and epoch as one part.
@@ -98,7 +102,8 @@ impl Slots {
             chain: (*chain).to_owned(),
             epoch: 0,
         };
-        Some(Self { parts: chains.iter().enumerate().map(part).collect(), plan: Vec::new(), beside: BTreeSet::new() })
+        let parts = chains.iter().enumerate().map(part).collect();
+        Some(Self { parts, plan: Vec::new(), beside: BTreeSet::new(), joining: BTreeSet::new() })
     }
 
     /// The parts, in the order of their slots.
@@ -113,7 +118,7 @@ impl Slots {
 
     /// Whether this chain is one of those that share them, also where it keeps none now.
     pub fn are_shared_by(&self, chain: &str) -> bool {
-        self.are_kept_by(chain) || self.beside.contains(chain)
+        self.are_kept_by(chain) || self.beside.contains(chain) || self.joining.contains(chain)
     }
 
     /// The part that a slot is in.
@@ -123,7 +128,7 @@ impl Slots {
 
     /// The chains that share them, and how many slots each of them keeps, by name.
     pub fn shares(&self) -> Vec<(&str, u16)> {
-        shares(&self.parts, self.beside.iter().map(String::as_str))
+        shares(&self.parts, self.beside.iter().chain(&self.joining).map(String::as_str))
     }
 
     /// Slots of this chain that another is to keep, in their order.
@@ -155,11 +160,9 @@ impl Slots {
         // One that has given its last slot away still shares them.
         beside.extend(self.parts.iter().map(|part| part.chain.clone()));
         beside.retain(|chain| !kept.iter().any(|part| part.chain == *chain));
-        let mut next = Self { parts: kept, plan: self.plan.clone(), beside };
-        if next.due() == 0 {
-            next.plan.clear();
-        }
-        next
+        let joining = self.joining.iter().filter(|chain| !kept.iter().any(|part| part.chain == **chain)).cloned();
+        let joining = joining.collect();
+        Self { parts: kept, plan: self.plan.clone(), beside, joining }.ended()
     }
 
     /// The same with a plan that has these slots at a chain, which need not have any yet, and all others where they are
@@ -207,18 +210,23 @@ impl Slots {
     /// The same without a plan: what is under way is ended, the rest stays where it is.
     #[must_use]
     pub fn without_plan(&self) -> Self {
-        Self { plan: Vec::new(), ..self.clone() }
+        Self { plan: Vec::new(), ..self.clone() }.ended()
+    }
+
+    /// Where nothing is to go any more there is no plan, and none joins by it.
+    fn ended(mut self) -> Self {
+        if self.due() == 0 {
+            self.plan.clear();
+            self.joining.clear();
+        }
+        self
     }
 
     fn planning(&self, each: Vec<String>) -> Self {
-        let mut beside = self.beside.clone();
-        beside.extend(each.iter().filter(|chain| !self.are_kept_by(chain)).cloned());
+        let is_new = |chain: &&String| !self.are_kept_by(chain) && !self.beside.contains(*chain);
+        let joining = each.iter().filter(is_new).cloned().collect();
         let plan = joined(each.into_iter().map(|chain| (chain, 0)));
-        let mut next = Self { parts: self.parts.clone(), plan, beside };
-        if next.due() == 0 {
-            next.plan.clear();
-        }
-        next
+        Self { parts: self.parts.clone(), plan, beside: self.beside.clone(), joining }.ended()
     }
 
     /// Chain and epoch of each slot.
@@ -236,13 +244,13 @@ impl Slots {
     /// The shares that each chain has once the plan has come true, by name.
     pub fn planned_shares(&self) -> Vec<(&str, u16)> {
         let parts = if self.plan.is_empty() { &self.parts } else { &self.plan };
-        let beside = self.beside.iter().chain(self.parts.iter().map(|part| &part.chain));
+        let beside = self.beside.iter().chain(&self.joining).chain(self.parts.iter().map(|part| &part.chain));
         shares(parts, beside.map(String::as_str))
     }
 
     pub(crate) fn encoded(&self, node: &str) -> Result<Vec<u8>> {
-        let Self { parts, plan, beside } = self.clone();
-        let data = encoded(node, &SlotsJson { ranges: parts, plan, beside })?;
+        let Self { parts, plan, beside, joining } = self.clone();
+        let data = encoded(node, &SlotsJson { ranges: parts, plan, beside, joining })?;
         if data.len() > RECORD_BYTES_MAX {
             let reason = format!("{} bytes of slots, at most {RECORD_BYTES_MAX}: too many parts", data.len());
             return Err(Error::Refused { node: node.to_owned(), reason });
@@ -251,12 +259,12 @@ impl Slots {
     }
 
     pub(crate) fn decoded(node: &str, data: &[u8]) -> Result<Self> {
-        let SlotsJson { ranges, plan, beside } = decoded(node, data)?;
+        let SlotsJson { ranges, plan, beside, joining } = decoded(node, data)?;
         check(node, &ranges)?;
         if !plan.is_empty() {
             check(node, &plan)?;
         }
-        Ok(Self { parts: ranges, plan, beside })
+        Ok(Self { parts: ranges, plan, beside, joining })
     }
 }
 
@@ -341,6 +349,8 @@ mod tests {
         assert_eq!(slots.with_plan([0, SLOTS], "c"), None);
         assert_eq!(slots.with_plan(0..=8_191, "a").unwrap(), slots, "they are there");
         assert_eq!(half.without_plan().due(), 0);
+        // A chain that has had none is by itself again where the plan is given up.
+        assert!(!planned.without_plan().are_shared_by("c") && half.without_plan().are_shared_by("c"));
         // A second plan goes on from the first.
         assert_eq!(planned.with_plan([0], "b").unwrap().due(), 5);
     }

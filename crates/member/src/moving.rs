@@ -26,13 +26,13 @@ use tonic::{Request, Response, Status};
 /// Longest message, in bytes: a part of the keys, of which one may be as large as a value can be.
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
 /// A connection that is not there by then does not come.
-const CONNECT: Duration = Duration::from_secs(3);
+const CONNECT: Duration = Duration::from_secs(2);
 /// The other chain goes through all its keys.
 const BEGIN: Duration = Duration::from_secs(600);
 /// The coordinator has taken a change.
 pub(crate) const CHANGE: Duration = Duration::from_secs(10);
 /// Any other answer: slots are closed meanwhile.
-const CALL: Duration = Duration::from_secs(5);
+const CALL: Duration = Duration::from_secs(3);
 /// Who waits looks so often whether it has a use for the answer still.
 const LOOK: Duration = Duration::from_millis(50);
 

@@ -57,7 +57,7 @@ impl Known {
             SlotRange { first: slot, last: slot, head: Some(head), replicas: Vec::new(), epoch }
         };
         let ranges = (0..SLOTS as u16).map(range).collect();
-        ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap()
+        ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap().sharing()
     }
 
     fn make(&self) {
@@ -292,7 +292,7 @@ fn what_was_not_taken_is_opened_again_and_is_not_taken_later() {
     let waiting = later(two.client(0), "INCR foo");
     assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
     waits(&waiting);
-    two.moving(0).reopen(&[(FOO, 1)]).unwrap();
+    two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
     assert_eq!(waiting.join().unwrap(), ":2\r\n");
     // What was sent before comes late.
     assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(of)) if of == called));
@@ -336,7 +336,7 @@ fn the_next_head_goes_on_from_what_was_closed() {
             two.client(0).check("GET foo", &two.moved(FOO, 1));
             two.client(1).check("GET foo", "$1\r\n1\r\n");
         } else {
-            two.moving(0).reopen(&slots).unwrap();
+            two.moving(0).reopen(&slots, "b").unwrap();
             assert_eq!(waiting.join().unwrap(), "$1\r\n1\r\n");
             two.client(1).check("GET foo", &two.moved(FOO, 0));
         }
@@ -353,7 +353,7 @@ fn a_head_that_took_over_takes_nothing_that_was_begun_before() {
     two.fail_over(1);
     assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
     assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
-    two.moving(0).reopen(&[(FOO, 1)]).unwrap();
+    two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
     two.client(0).check("GET foo", "$1\r\n1\r\n");
 }
 
@@ -417,7 +417,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     let alone = SlotRange { first: 0, last: SLOTS as u16 - 1, head: Some(0), replicas: Vec::new(), epoch: 0 };
     let node = ClusterNode { id: "b".repeat(40), host: "h".into(), port: 1, tls_port: None, is_up: true };
     two.known[1].view.store(Arc::new(ClusterView::new(1, &node.id.clone(), vec![node], vec![alone]).unwrap()));
-    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
+    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "has not heard yet");
     two.known[1].view.store(nodes);
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().remove("foo").wait().unwrap();
     two.moving(1).begin(7, "a", &[(BAR, 1)]).unwrap();
@@ -441,7 +441,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     two.begin(0, &[(BAR, 1)]);
     let closed = two.moving(0).close(&[(BAR, 1)], "b").unwrap();
     told(two.moving(0).begin(7, "b", &[(BAR, 2)]).unwrap_err(), "slot 5061 is leaving");
-    two.moving(0).reopen(closed.slots()).unwrap();
+    two.moving(0).reopen(closed.slots(), "b").unwrap();
     two.moving(0).end_gathering();
     assert!(two.moving(0).gather(&[FOO], &|| false).is_err_and(|error| matches!(error, MoveError::Over)));
 }

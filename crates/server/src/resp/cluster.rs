@@ -106,6 +106,8 @@ pub struct ClusterView {
     ranges: Vec<SlotRange>,
     heads_any: bool,
     heads_all: bool,
+    /// Several chains share the slots, or may.
+    is_shared: bool,
 }
 
 /// Where a command with keys is run.
@@ -161,7 +163,7 @@ impl ClusterView {
             }
         }
         let led: u64 = ranges.iter().filter(|range| range.head == Some(me)).map(SlotRange::slots).sum();
-        Ok(Self { epoch, me, nodes, ranges, heads_any: led > 0, heads_all: led == SLOTS })
+        Ok(Self { epoch, me, nodes, ranges, heads_any: led > 0, heads_all: led == SLOTS, is_shared: false })
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -193,9 +195,15 @@ impl ClusterView {
         self.ranges.get(at).filter(|range| range.first <= slot)
     }
 
-    /// Whether slots are shared with other chains.
+    /// The same, of a chain that shares the slots with others, or may: slots come and go.
+    #[must_use]
+    pub fn sharing(self) -> Self {
+        Self { is_shared: true, ..self }
+    }
+
+    /// Whether slots are shared with other chains, or may be.
     pub(crate) fn is_shared(&self) -> bool {
-        self.ranges.first().is_none_or(|range| range.slots() < SLOTS)
+        self.is_shared
     }
 
     /// In which epoch a slot is where it is.
@@ -211,7 +219,8 @@ impl ClusterView {
     /// The range that the own node follows the head of: the first whose replica it is; where it is none's, that of all
     /// slots, if there is one.
     fn followed(&self) -> Option<&SlotRange> {
-        let of_all = || self.ranges.first().filter(|range| range.slots() == SLOTS);
+        // One that shares slots and has none follows no chain: what others keep is not its own.
+        let of_all = || self.ranges.first().filter(|range| range.slots() == SLOTS && !self.is_shared);
         self.ranges.iter().find(|range| range.replicas.contains(&self.me)).or_else(of_all)
     }
 

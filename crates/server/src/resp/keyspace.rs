@@ -260,13 +260,14 @@ impl Keyspace {
     /// Runs `write` if it may overwrite keys without looking at them: there are no hashes and no watchers.
     /// Not on a store that is far away: a writer that waits for it would keep out those that come to make a hash or to
     /// watch.
-    pub(crate) fn blindly<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
+    /// `generation`: that of the gate when it was looked whose the key is.
+    pub(crate) fn blindly<T>(&self, generation: u64, write: impl FnOnce() -> T) -> Option<T> {
         if self.is_afar {
             return None;
         }
         let _held = self.blind.read();
         let looks = self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0;
-        if looks || self.gate.gathers() || self.gate.is_closed() {
+        if looks || self.gate.gathers() || self.gate.is_closed() || self.gate.generation() != generation {
             return None;
         }
         Some(write())

@@ -78,6 +78,8 @@ pub(crate) struct Session {
     pub(crate) seeds: Option<std::hash::RandomState>,
     /// How many commands of this run of the command have drawn by them.
     pub(crate) draws: u64,
+    /// Generation of the gate when it was looked whose the keys of the command under way are.
+    pub(crate) slots_seen: u64,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -108,6 +110,7 @@ impl Session {
             monitor: None,
             seeds: None,
             draws: 0,
+            slots_seen: 0,
             closing: false,
         }
     }

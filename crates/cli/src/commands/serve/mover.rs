@@ -157,10 +157,10 @@ impl Mover {
     }
 
     fn round(&self) -> Result<(), Stuck> {
-        for (to, slots) in self.moving.left_closed() {
-            self.settle(slots, to, None)?;
-        }
-        let Some(slots) = self.host.seen().and_then(|seen| seen.slots.clone()) else { return Ok(()) };
+        // A chain that does not answer keeps no other from going on.
+        let left = self.moving.left_closed().into_iter().map(|(to, slots)| self.settle(slots, to, None).map(drop));
+        let settled: Result<(), Stuck> = left.collect::<Vec<_>>().into_iter().collect();
+        let Some(slots) = self.host.seen().and_then(|seen| seen.slots.clone()) else { return settled };
         self.publish(&slots)?;
         let records = self.moving.records();
         let is_told = |slot: &u16, epoch| records.get(slot).is_none_or(|record| record.epoch <= epoch);
@@ -174,7 +174,7 @@ impl Mover {
             self.moving.end_gathering();
             moved
         });
-        moved.collect::<Vec<_>>().into_iter().collect()
+        settled.and(moved.collect::<Vec<_>>().into_iter().collect())
     }
 
     /// Tells the coordinator of slots that have gone, or come, and that it does not know of.
@@ -302,37 +302,24 @@ impl Mover {
         Err(Stuck(format!("the other chain was cleared {PUTS_MAX} times while keys came to it")))
     }
 
-    /// Asks the other chain whether it took slots that are closed, until it says, and has them given or opened again;
-    /// whether it did.
+    /// Asks the other chain whether it took slots that are closed, and has them given or opened again; whether it did.
+    /// Where it does not say so for a while they stay closed, for the next round.
     fn settle(&self, slots: Vec<SlotEpoch>, to: String, closed: Option<Closed>) -> Result<bool, Stuck> {
         let since = Instant::now();
-        let mut warned = false;
         let kept = loop {
-            let answered = self.calls(&to).and_then(|mut calls| calls.settle(told(&slots)));
-            match answered {
+            match self.calls(&to).and_then(|mut calls| calls.settle(told(&slots))) {
                 Ok(kept) => break kept,
-                Err(why) if !warned => {
-                    tracing::warn!(
-                        chain = self.chain.as_str(),
-                        to,
-                        slots = slots.len(),
-                        why,
-                        "closed slots wait for a chain"
-                    );
-                    warned = true;
+                Err(_) if !self.goes_on() => return Err(MoveError::Over.into()),
+                Err(why) if since.elapsed() >= WAIT => {
+                    self.moving.tell_that_it_lasts();
+                    let count = slots.len();
+                    return Err(Stuck(format!("{count} slots stay closed, since the chain {to} does not say: {why}")));
                 }
-                Err(_) => {}
+                Err(_) => self.moving.wait(LOOK),
             }
-            if since.elapsed() >= WAIT {
-                self.moving.tell_that_it_lasts();
-            }
-            if !self.goes_on() {
-                return Err(MoveError::Over.into());
-            }
-            self.moving.wait(LOOK);
         };
         if !kept {
-            self.moving.reopen(&slots)?;
+            self.moving.reopen(&slots, &to)?;
             return Ok(false);
         }
         let closed = match closed {

@@ -162,8 +162,8 @@ fn kept<'k>(slots: &'k Slots, records: &'k SlotRecords, name: &'k str) -> Vec<(u
         let record = records.get(&slot).filter(|record| record.epoch > part.epoch);
         let (chain, epoch) = match record.map(|record| (record.state, record.chain.as_str(), record.epoch)) {
             None => (part.chain.as_str(), part.epoch),
-            Some((SlotState::Leaving, _, epoch)) => (name, epoch - 1),
-            Some((SlotState::Coming, other, epoch)) => (other, epoch - 1),
+            Some((SlotState::Leaving, _, epoch)) => (name, epoch.saturating_sub(1)),
+            Some((SlotState::Coming, other, epoch)) => (other, epoch.saturating_sub(1)),
             Some((SlotState::Here, _, epoch)) => (name, epoch),
             Some((SlotState::Gone, other, epoch)) => (other, epoch),
         };
@@ -187,7 +187,7 @@ fn made((me, own): (ServerId, &str), chain: Option<&str>, known: &Known) -> Resu
     if let (Some(seen), Some(slots)) = (seen, shared) {
         let mut others = std::collections::BTreeMap::new();
         for (first, last, keeper, since) in kept(slots, &known.records, name) {
-            epoch += since * (u64::from(last - first) + 1);
+            epoch = epoch.saturating_add(since.saturating_mul(u64::from(last - first) + 1));
             let (head, replicas) = if keeper == name {
                 (head, replicas.clone())
             } else {
@@ -209,7 +209,8 @@ fn made((me, own): (ServerId, &str), chain: Option<&str>, known: &Known) -> Resu
     if !nodes.0.iter().any(|node| node.id == own_id) {
         nodes.0.extend(node(own_id.clone(), own, true));
     }
-    ClusterView::new(epoch, &own_id, nodes.0, ranges)
+    let view = ClusterView::new(epoch, &own_id, nodes.0, ranges)?;
+    Ok(if shared.is_some() { view.sharing() } else { view })
 }
 
 impl Cluster for Nodes {

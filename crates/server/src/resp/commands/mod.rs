@@ -78,6 +78,7 @@ impl Executor<'_> {
         let start = out.len();
         let mut barrier = None;
         let generation = self.shared.keyspace.gate.generation();
+        session.slots_seen = generation;
         let resp3 = session.resp3;
         let again = session.began.take();
         let first = again.is_none();

@@ -85,8 +85,7 @@ fn has_not_gone(call: &mut Call<'_>, command: &Command, view: &ClusterView) -> O
         let (kept, barrier) = kept.into_parts();
         call.behind(barrier);
         let record = records::of_kept(slot, kept?.as_deref())?;
-        let leaves = |state| matches!(state, SlotState::Leaving | SlotState::Gone);
-        if record.is_some_and(|record| leaves(record.state) && record.epoch > view.epoch_of(slot)) {
+        if record.is_some_and(|record| record.state != SlotState::Here && record.epoch > view.epoch_of(slot)) {
             return to_head(call);
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let (namespace, key) = call.database()?.locate(call.arg(1));
     let value = call.arg(2);
     let when_busy = when_busy(call);
-    let written = call.shared.keyspace.blindly(|| namespace.put_when(key, value, when_busy));
+    let written = call.shared.keyspace.blindly(call.session.slots_seen, || namespace.put_when(key, value, when_busy));
     let Some(written) = written else { return Ok(false) };
     let (written, barrier) = written.into_parts();
     call.behind(barrier);

@@ -4,8 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 
-/// Moves that have begun here, by what they are called.
-pub(crate) type Arrivals = Mutex<HashMap<u64, Arrival>>;
+/// Moves to this chain.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    /// Held while one begins, which takes long: what another put meanwhile would be removed.
+    pub(crate) beginning: Mutex<()>,
+    /// Those that have begun, by what they are called.
+    pub(crate) begun: Mutex<HashMap<u64, Arrival>>,
+}
 
 /// A move.
 pub(crate) struct Arrival {

@@ -34,7 +34,7 @@ impl Moving {
     /// # Errors
     /// [`MoveError::Kept`], [`MoveError::HasKeys`]; the store's.
     pub fn begin(&self, called: u64, from: &str, slots: &[SlotEpoch]) -> Result<()> {
-        let mut arrivals = self.0.coming.lock();
+        let _alone = self.0.coming.beginning.lock();
         let records = self.records();
         let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
         for (slot, epoch) in slots {
@@ -49,11 +49,12 @@ impl Moving {
             }
         }
         let wanted: BTreeMap<u16, u64> = slots.iter().copied().collect();
+        if view.as_ref().is_none_or(|view| !view.is_shared()) {
+            return Err(MoveError::Alone);
+        }
         // What was begun before for one of them is over.
-        arrivals.retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
-        // One that shares none heads all, and may not know yet that it is to have some of others.
-        let heads = view.as_ref().is_some_and(|view| view.is_shared() && view.heads_any());
-        let shares = heads || !records.is_empty();
+        self.0.coming.begun.lock().retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
+        let shares = view.as_ref().is_some_and(|view| view.heads_any()) || !records.is_empty();
         let (mut left, mut others) = (Vec::new(), 0);
         self.each_key(&|| !self.is_over(), &mut |database, key| {
             // Until it shares slots all its keys are of clients of its own.
@@ -76,7 +77,7 @@ impl Moving {
         }
         self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         let clears = self.0.keyspace.gate.clears();
-        arrivals.insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
+        self.0.coming.begun.lock().insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
         Ok(())
     }
 
@@ -99,7 +100,7 @@ impl Moving {
     /// [`MoveError::NoMove`], [`MoveError::OtherSlot`], [`MoveError::Malformed`]; the store's.
     pub fn put(&self, called: u64, first: bool, parts: &[proto::KeyPart]) -> Result<()> {
         let keyspace = &self.0.keyspace;
-        let mut arrivals = self.0.coming.lock();
+        let mut arrivals = self.0.coming.begun.lock();
         let arrival = arrivals.get_mut(&called).ok_or(MoveError::NoMove(called))?;
         if first {
             arrival.clears = keyspace.gate.clears();
@@ -141,6 +142,8 @@ impl Moving {
         let before = if fields.more { keyspace.get(txn, database, key)? } else { None };
         let mut head = match before {
             Some(entry) => Head::decode(&entry)?,
+            // It has expired here, between two parts of it.
+            None if fields.more && part.expires_ms.is_some_and(|at| at <= txn.now_ms()) => return Ok(()),
             None if fields.more => return Err(MoveError::Malformed("HashFields.more: there are none before them")),
             None => {
                 keyspace.remove(txn, database, key)?;
@@ -161,7 +164,7 @@ impl Moving {
     /// [`MoveError::NoMove`], [`MoveError::OtherSlot`]; the store's: whether it keeps them [`Moving::settle`] tells.
     pub fn take(&self, called: u64, slots: &[SlotEpoch]) -> Result<bool> {
         let (keyspace, server) = (&self.0.keyspace, self.server()?);
-        let mut arrivals = self.0.coming.lock();
+        let mut arrivals = self.0.coming.begun.lock();
         let arrival = arrivals.get_mut(&called).ok_or(MoveError::NoMove(called))?;
         if let Some((slot, _)) = slots.iter().find(|(slot, epoch)| arrival.slots.get(slot) != Some(epoch)) {
             return Err(MoveError::OtherSlot(*slot));
@@ -192,14 +195,13 @@ impl Moving {
     /// # Errors
     /// [`MoveError::Torn`]; the store's: it is not known.
     pub fn settle(&self, slots: &[SlotEpoch]) -> Result<bool> {
-        let mut arrivals = self.0.coming.lock();
+        let mut arrivals = self.0.coming.begun.lock();
         let records = self.records();
         let is_here = |(slot, epoch): &&SlotEpoch| {
             // Also where it has gone on to another since.
             records.get(slot).is_some_and(|record| match record.state {
                 SlotState::Here => record.epoch >= *epoch,
-                SlotState::Leaving | SlotState::Gone => record.epoch > *epoch,
-                SlotState::Coming => false,
+                SlotState::Leaving | SlotState::Gone | SlotState::Coming => record.epoch > *epoch,
             })
         };
         let here = slots.iter().filter(is_here).count();

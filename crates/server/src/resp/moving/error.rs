@@ -22,6 +22,9 @@ pub enum MoveError {
     /// A slot that was to come has not left this chain altogether.
     #[error("slot {0} is leaving this chain still")]
     Leaving(u16),
+    /// The chain that slots were to come to has not heard that it shares any.
+    #[error("this chain has not heard yet that it shares slots with others")]
+    Alone,
     /// The chain that slots were to come to has keys of clients of its own.
     #[error("this chain shares no slots yet, and holds {0} keys of clients of its own: empty it first")]
     HasKeys(u64),

@@ -257,9 +257,12 @@ impl Moving {
     ///
     /// # Errors
     /// The store's: then they are still closed.
-    pub fn reopen(&self, slots: &[SlotEpoch]) -> Result<()> {
-        self.keep(slots.iter().map(|(slot, _)| (*slot, None)), Durability::Always)?;
-        self.change(slots.iter().map(|(slot, _)| (*slot, None)));
+    pub fn reopen(&self, slots: &[SlotEpoch], to: &str) -> Result<()> {
+        // As it was: in the epoch before.
+        let before: Vec<SlotEpoch> = slots.iter().map(|(slot, epoch)| (*slot, epoch.saturating_sub(1))).collect();
+        let next = self.noted(&before, SlotState::Here, to);
+        self.keep(next.iter().map(|(slot, record)| (*slot, Some(record))), Durability::Always)?;
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         Ok(())
     }
 
