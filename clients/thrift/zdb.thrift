@@ -10,12 +10,12 @@
  * Keys: of a namespace of int keys decimal numbers, 0 to 18446744073709551615, without leading zeros; else up to 4,024
  * bytes. Keys and values are strings of bytes: clients whose `string` is text (Python 3, Java) send and read UTF-8.
  *
- * Limits: a value has up to 16 MiB less 16 bytes (its header), what a multiPut writes 40 MiB together, a message 44 MiB,
- * an answer 64 MiB, and so have the values of the keys of a removeMany; a call 4,096 keys, a page 1,000 pairs. What a
- * call writes also fits one segment of the store, with some KiB beside it (`esker format` tells how long segments are;
- * if nothing is said 8 MiB of a store of less than 2 GiB, 16 of less than 4 GiB, 32 of less than 8 GiB). Clients have
- * limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said. Lists of keys
- * and pairs are lists: sets, maps and lists of other elements are a PROTOCOL_ERROR.
+ * Limits: a value has up to 16 MiB less 16 bytes (its header), what a multiPut writes 40 MiB together, a message 44
+ * MiB, an answer 64 MiB, and so have the values of the keys of a removeMany; a call 4,096 keys, a page 1,000 pairs.
+ * What a call writes also fits one segment of the store, with some KiB beside it (`esker format` tells how long
+ * segments are; if nothing is said 8 MiB of a store of less than 2 GiB, 16 of less than 4 GiB, 32 of less than 8 GiB).
+ * Clients have limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said.
+ * Lists of keys and pairs are lists: sets, maps and lists of other elements are a PROTOCOL_ERROR.
  *
  * Connections: one that has begun a call keeps its place (thrift_connections) until it is closed, idle or not. One
  * that has begun none is closed after 10 seconds: pools open them when they are needed. A server whose memory
@@ -103,7 +103,8 @@ service EskerKeys extends ZDBService {
   Page iterate(1: binary cursor, 2: i32 limit),
 
   /* The same in the order in which they were last written, those of one multiPut in the order of their keys. What is
-     written meanwhile comes again, later. Not where the server is one of a chain. */
+     written meanwhile comes again, later. A cursor of it is good while the server runs, one of iterate for ever. Not
+     where the server is one of a chain. */
   Page iterateInserted(1: binary cursor, 2: i32 limit),
 
   /* How many keys there are, with those that have expired and were not removed yet. */
