@@ -21,6 +21,10 @@
  * that has begun none is closed after 10 seconds: pools open them when they are needed. A server whose memory
  * (thrift_memory) others hold says so, and is to be asked again later.
  *
+ * Several chains (esker serve --cluster, esker ring): each server answers for all keys, and asks the other chains for
+ * theirs. What is all or none is so for the keys of one chain: int keys of one range of 65,536 always are, and byte keys
+ * with one {tag}. Where slots of keys are going from chain to chain a call waits, ten seconds at most.
+ *
  * Java: an AsyncClient takes every exception for its end, also that of a get whose key is missing: make another, or ask
  * by multiGet. A client that refuses a call itself (null in a pair or in a list) has written half of it: close it.
  *
@@ -62,7 +66,7 @@ service ZDBService {
   /* 0. */
   i32 put(1: KType key, 2: VType value),
 
-  /* All or none; of a key that is given twice the last counts. */
+  /* All or none, of the keys of one chain; of a key that is given twice the last counts. */
   void multiPut(1: DataList data),
 
   bool has(1: KType key),
@@ -95,7 +99,7 @@ service EskerKeys extends ZDBService {
      (Python: None, Java: null) ask so for the key to be absent; others have add. */
   bool compareAndSet(1: KType key, 2: VType expected, 3: VType value),
 
-  /* Removes all of these that are there, or none, and says how many there were. */
+  /* Removes all of these that are there, or none, of the keys of one chain, and says how many there were. */
   i64 removeMany(1: KeyList keys),
 
   /* A page of pairs in the order of keys, of at most `limit` (1 to 1,000; 0: 100), which also ends when it holds 4 MiB.
@@ -107,12 +111,13 @@ service EskerKeys extends ZDBService {
      where the server is one of a chain. */
   Page iterateInserted(1: binary cursor, 2: i32 limit),
 
-  /* How many keys there are, with those that have expired and were not removed yet. */
+  /* How many keys there are, with those that have expired, or gone to another chain, and were not removed yet. */
   i64 count(),
 
   /* When writes that come from now on are acknowledged, of all clients of this service. The server's setting
      (thrift_mode) counts again when it is started anew. In a chain it is each server's own: one that becomes head goes
-     by its own setting, or by what was set on it before. With users: for operators. */
+     by its own setting, or by what was set on it before. Of several chains it is set at the head of each. With users:
+     for operators. */
   Mode mode(),
   void setMode(1: Mode mode),
 }

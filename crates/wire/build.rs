@@ -7,6 +7,7 @@ use std::path::PathBuf;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = [
+        "esker/chain/v1/keys.proto",
         "esker/chain/v1/moving.proto",
         "esker/chain/v1/pair.proto",
         "esker/chain/v1/replication.proto",

@@ -151,7 +151,7 @@ func judge(face string, events []*Event, limit time.Duration, folder string) ver
 	// What is wrong over all partitions.
 	var disordered []string
 	switch face {
-	case "kv":
+	case "kv", "thrift":
 		parts = kvPartitions(events)
 	case "map":
 		parts = mapPartitions(events)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-var faces = []string{"kv", "map", "log", "volume"}
+var faces = []string{"kv", "thrift", "map", "log", "volume"}
 
 func main() {
 	limit := flag.Duration("limit", time.Minute, "how long one partition may take")

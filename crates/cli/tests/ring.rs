@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use chains::by_thrift::{self, REPLY, text};
 use chains::{Client, PATIENCE, Roaming, Servers, Writer, command, soon};
 use serde_json::Value;
 
@@ -173,4 +174,133 @@ fn what_cannot_be_is_refused_and_a_plan_is_stopped() {
     });
     let mut client = Roaming::new(servers.addresses());
     assert_eq!(client.ask(&["SET", "foo", "1"], Instant::now() + PATIENCE).as_deref(), Some("+OK"));
+}
+
+/// A client of Thrift's service, at whichever address takes it.
+struct ByThrift {
+    addresses: Vec<SocketAddr>,
+    at: usize,
+    client: Option<by_thrift::Client>,
+}
+
+impl ByThrift {
+    fn new(addresses: &[SocketAddr], at: usize) -> Self {
+        Self { addresses: addresses.to_vec(), at, client: None }
+    }
+
+    /// Calls until it is answered, and by no error; how often it was not.
+    fn call(&mut self, method: &str, fields: &[u8]) -> (Vec<u8>, usize) {
+        let (until, mut failed) = (Instant::now() + PATIENCE, 0);
+        loop {
+            let address = self.addresses[self.at % self.addresses.len()];
+            let client = self.client.take().or_else(|| by_thrift::Client::reach(address).ok());
+            let answer = client.and_then(|mut client| {
+                let answer = client.try_call(method, fields).ok()?;
+                self.client = Some(client);
+                Some(answer)
+            });
+            match answer {
+                Some((REPLY, answer)) => return (answer, failed),
+                Some((_, why)) => assert!(Instant::now() < until, "{method}: {}", String::from_utf8_lossy(&why)),
+                None => {
+                    assert!(Instant::now() < until, "{method}: no answer");
+                    self.at += 1;
+                }
+            }
+            failed += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn get(&mut self, key: u64) -> u64 {
+        let (answer, _) = self.call("get", &text(1, key.to_string().as_bytes()));
+        let value = answer.get(4 + 4 + 3 + 4 + 7..answer.len() - 1).unwrap_or_default();
+        std::str::from_utf8(value).unwrap().parse().unwrap_or(0)
+    }
+
+    /// Writes a value over the last one. A write whose answer is lost may be made later, and then must not count.
+    fn count(&mut self, key: u64, last: u64, next: u64) {
+        let (key_text, last_text, next_text) = (key.to_string(), last.to_string(), next.to_string());
+        let fields = [text(1, key_text.as_bytes()), text(2, last_text.as_bytes()), text(3, next_text.as_bytes())];
+        let (answer, failed) = self.call("compareAndSet", &fields.concat());
+        let changed = answer[answer.len() - 2] == 1;
+        assert!(changed || failed > 0 && self.get(key) == next, "{key}: {last} was acknowledged");
+    }
+
+    fn put(&mut self, key: u64, value: u64) {
+        self.call("put", &[text(1, key.to_string().as_bytes()), text(2, value.to_string().as_bytes())].concat());
+    }
+}
+
+#[test]
+fn int_keys_by_thrift_go_by_range_while_heads_are_killed() {
+    const CHAINS: [&str; 2] = ["main", "a"];
+    const RANGES: u64 = 12;
+    let mut servers = Servers::by_thrift(3, &CHAINS[1..]);
+    servers.done(&["spread", "main=1,2,3", "a=2,3,1"]);
+    CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
+    let folder = servers.folder.path().to_owned();
+    let addresses: Vec<SocketAddr> = servers.thrift.values().flatten().copied().collect();
+    // The first key of each of the first ranges, all of them at the chain main.
+    let key = |range: u64| range * 65_536;
+    let mut client = ByThrift::new(&addresses, 0);
+    (0..RANGES).for_each(|range| client.put(key(range), 0));
+    let registered = || {
+        let value = ring_json(&folder, &["instances", "/data/zdb"]);
+        let of = |row: &Value| (row["mark"].as_u64().unwrap(), row["address"].as_str().unwrap().to_owned());
+        value["instances"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    let marks = |wanted: &[u64]| {
+        soon("all have registered", || {
+            let found = registered();
+            found.len() == 3 * wanted.len() && found.iter().all(|(mark, _)| wanted.contains(mark))
+        });
+    };
+    marks(&[8_192 * 65_536, 16_384 * 65_536]);
+
+    let over = AtomicBool::new(false);
+    let counted: BTreeMap<u64, u64> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..3)
+            .map(|writer: u64| {
+                let (over, addresses) = (&over, &addresses);
+                scope.spawn(move || {
+                    let mut client = ByThrift::new(addresses, writer as usize);
+                    let mut done = BTreeMap::new();
+                    // Each writer has its own keys, so that it knows what became of an answer that was lost.
+                    for range in (writer..RANGES).step_by(3).cycle() {
+                        if over.load(Ordering::SeqCst) {
+                            break;
+                        }
+                        let last = done.entry(key(range)).or_insert(0);
+                        client.count(key(range), *last, *last + 1);
+                        *last += 1;
+                        assert_eq!(client.get(key(range)), *last, "{range}: what was acknowledged is read");
+                    }
+                    done
+                })
+            })
+            .collect();
+        let going = scope.spawn(|| ring_json(&folder, &["move", "3-7", "--to", "a"]));
+        going.join().unwrap();
+        marks(&[3 * 65_536, 8 * 65_536, 8_192 * 65_536, 16_384 * 65_536]);
+        // It heads the chain that gives.
+        let back = scope.spawn(|| ring_json(&folder, &["move", "0-11", "--to", "a"]));
+        servers.kill(1);
+        back.join().unwrap();
+        servers.start(1);
+        CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
+        // It heads the chain that takes.
+        let back = scope.spawn(|| ring_json(&folder, &["move", "2-9", "--to", "main"]));
+        servers.kill(2);
+        back.join().unwrap();
+        servers.start(2);
+        CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
+        over.store(true, Ordering::SeqCst);
+        writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+    });
+    for (key, number) in &counted {
+        assert_eq!(client.get(*key), *number, "{key}");
+    }
+    let (answer, _) = client.call("count", &[]);
+    assert_eq!(answer[answer.len() - 2], RANGES as u8);
 }

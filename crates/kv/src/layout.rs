@@ -7,7 +7,7 @@
 
 use crc::{CRC_16_XMODEM, Crc, Table};
 
-use crate::Kind;
+use crate::key::{Key, Kind};
 
 /// Number of hash slots of byte keys, as in Redis Cluster.
 pub const SLOTS: u64 = 1 << SLOT_BITS;
@@ -72,6 +72,25 @@ pub fn slot_of(key: &[u8]) -> u16 {
     SUM.checksum(tag.unwrap_or(key)) & (SLOTS - 1) as u16
 }
 
+/// Int keys that follow each other and are of one slot.
+pub const RANGE_KEYS: u64 = 1 << RANGE_BITS;
+
+/// The slot of an int key, below [`SLOTS`]: keys of one range of [`RANGE_KEYS`] are of one slot, the next range is of the next
+/// slot, and what follows the last slot is of the first one again.
+pub fn slot_of_int(key: u64) -> u16 {
+    (key >> RANGE_BITS & (SLOTS - 1)) as u16
+}
+
+impl Key<'_> {
+    /// Its slot, below [`SLOTS`](crate::SLOTS): see [`slot_of`] and [`slot_of_int`].
+    pub fn slot(self) -> u16 {
+        match self {
+            Self::Int(key) => slot_of_int(key),
+            Self::Bytes(key) => slot_of(key),
+        }
+    }
+}
+
 /// The partition of a slot, by this many of its bits.
 pub(crate) fn partition_of(slot: u16, bits: u8) -> u64 {
     u64::from(slot) >> (SLOT_BITS - u32::from(bits))
@@ -101,6 +120,14 @@ mod tests {
         // An empty tag is none, nor is one without an end.
         assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"));
         assert_ne!(slot_of(b"foo{bar"), slot_of(b"bar"));
+    }
+
+    #[test]
+    fn slots_of_int_keys_are_ranges_that_follow_each_other() {
+        let round = SLOTS << RANGE_BITS;
+        for (key, slot) in [(0, 0), (65_535, 0), (65_536, 1), (round - 1, 16_383), (round, 0), (u64::MAX, 16_383)] {
+            assert_eq!(slot_of_int(key), slot, "{key}");
+        }
     }
 
     #[test]

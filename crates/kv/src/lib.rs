@@ -62,7 +62,7 @@ pub use error::{ACROSS_PARTITIONS, Error, Result};
 pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};
 pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};
-pub use layout::{SLOTS, slot_of};
+pub use layout::{RANGE_KEYS, SLOTS, slot_of, slot_of_int};
 pub use namespace::Namespace;
 pub use scan::{InsertionIter, InsertionPage, Scan, ScanIter};
 pub use txn::Txn;

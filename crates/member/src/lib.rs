@@ -5,6 +5,7 @@
 //!            again → taken out → next
 //! Pair::start → without a coordinator: a primary, or its standby → a role changes where its store keeps that
 //! Host::set_taker, Host::calls → slots of keys go from one chain to another
+//! Host::set_answers, Host::ask_keys → keys of one chain, asked for by clients of another
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```
 //!
@@ -17,6 +18,8 @@
 
 #![forbid(unsafe_code)]
 
+mod asking;
+mod desk;
 mod error;
 mod host;
 mod life;
@@ -25,15 +28,17 @@ mod moving;
 pub mod pair;
 mod view;
 
-/// What heads of chains send one another while slots of keys go from one chain to another.
+/// What heads of chains send one another: while slots of keys go from one chain to another, and for clients.
 pub mod messages {
     pub use esker_wire::proto::chain::{
-        BeginMoveRequest, PutKeysRequest, SettleSlotsRequest, SlotEpoch, TakeSlotsRequest,
+        AskKeysRequest, AskKeysResponse, BeginMoveRequest, PutKeysRequest, SettleSlotsRequest, SlotEpoch,
+        TakeSlotsRequest,
     };
 }
 
+pub use asking::{Answering, AnswersKeys, Unanswered};
 pub use error::{Error, Result};
-pub use host::{Host, HostConfig};
+pub use host::{Announced, Host, HostConfig, Wanted};
 pub use member::{Config, Member};
 pub use moving::{Answer, IsOver, MoveCalls, Takes};
 pub use view::{Peer, View};

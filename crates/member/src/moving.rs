@@ -4,11 +4,8 @@
 //! head that gives → connection to the other chain's head → [`MoveCalls`] → service → [`Takes`] of that chain
 //! ```
 //!
-//! Invariants:
-//! 1. Each call ends in time.
-//! 2. A server answers for a chain only while it heads it, and only to servers of its own cluster.
+//! Invariant: each call ends in time.
 
-use std::collections::HashMap;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,11 +14,11 @@ use esker_peers::TlsFiles;
 use esker_wire::proto::chain as proto;
 use esker_wire::proto::chain::moving_client::MovingClient;
 use esker_wire::proto::chain::moving_server::{Moving, MovingServer};
-use parking_lot::RwLock;
 use tokio::runtime::Handle;
-use tonic::service::Routes;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
+
+use crate::desk::Desk;
 
 /// Longest message, in bytes: a part of the keys, of which one may be as large as a value can be.
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
@@ -66,50 +63,15 @@ pub trait Takes: Send + Sync + 'static {
     fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<bool>;
 }
 
-/// Who takes slots, by chain.
-pub(crate) struct Desk {
-    cluster: String,
-    takers: RwLock<HashMap<String, Arc<dyn Takes>>>,
-}
-
-impl Desk {
-    /// Of this cluster.
-    pub(crate) fn new(cluster: &str) -> Arc<Self> {
-        Arc::new(Self { cluster: cluster.to_owned(), takers: RwLock::default() })
-    }
-
-    /// From now on this one takes slots for the chain; `None`: none does.
-    pub(crate) fn set(&self, chain: &str, taker: Option<Arc<dyn Takes>>) {
-        let mut takers = self.takers.write();
-        match taker {
-            Some(taker) => drop(takers.insert(chain.to_owned(), taker)),
-            None => drop(takers.remove(chain)),
-        }
-    }
-
-    fn taker(&self, chain: &str) -> Result<Arc<dyn Takes>, Status> {
-        let taker = self.takers.read().get(chain).cloned();
-        taker.ok_or_else(|| Status::unavailable(format!("this server does not head the chain {chain}")))
-    }
-
-    fn check(&self, cluster: &str) -> Result<(), Status> {
-        if cluster == self.cluster {
-            return Ok(());
-        }
-        Err(Status::failed_precondition(format!("this is the cluster {}, and not {cluster}", self.cluster)))
-    }
-}
-
-struct Service(Weak<Desk>);
+struct Service(Weak<Desk<dyn Takes>>);
 
 /// The calls, which this desk answers for as long as it is there.
-pub(crate) fn routes(desk: &Arc<Desk>) -> Routes {
-    let service = MovingServer::new(Service(Arc::downgrade(desk)));
-    Routes::default().add_service(service.max_decoding_message_size(MESSAGE_BYTES_MAX))
+pub(crate) fn service(desk: &Arc<Desk<dyn Takes>>) -> MovingServer<impl Moving + use<>> {
+    MovingServer::new(Service(Arc::downgrade(desk))).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 impl Service {
-    fn desk(&self) -> Result<Arc<Desk>, Status> {
+    fn desk(&self) -> Result<Arc<Desk<dyn Takes>>, Status> {
         self.0.upgrade().ok_or_else(|| Status::unavailable("this server has stopped"))
     }
 
@@ -118,7 +80,7 @@ impl Service {
         chain: &str,
         ask: impl FnOnce(&dyn Takes) -> Answer<T> + Send + 'static,
     ) -> Result<T, Status> {
-        let taker = self.desk()?.taker(chain)?;
+        let taker = self.desk()?.of(chain)?;
         // It waits for the store.
         let answered = tokio::task::spawn_blocking(move || ask(&*taker)).await;
         answered.map_err(|error| Status::internal(error.to_string()))?.map_err(Status::failed_precondition)
@@ -236,9 +198,10 @@ impl MoveCalls {
     ///
     /// # Errors
     /// What the other side says; that it does not answer.
-    pub fn begin(&mut self, from: &str, called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<()> {
+    pub fn begin(&mut self, (from, thrift): (&str, &str), called: u64, slots: Vec<proto::SlotEpoch>) -> Answer<()> {
         let (chain, cluster) = (self.chain.clone(), self.cluster.clone());
-        let request = proto::BeginMoveRequest { chain, cluster, from: from.to_owned(), r#move: called, slots };
+        let (from, thrift) = (from.to_owned(), thrift.to_owned());
+        let request = proto::BeginMoveRequest { chain, cluster, from, thrift, r#move: called, slots };
         let mut client = self.client.clone();
         self.asks.wait(BEGIN, async move { answered(client.begin_move(request).await) }).map(drop)
     }

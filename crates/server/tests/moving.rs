@@ -6,156 +6,18 @@ mod support;
 use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use esker_kv::{SLOTS, SystemClock, slot_of};
-use esker_memory::MemoryStore;
-use esker_server::resp::{
-    Closed, Cluster, ClusterNode, ClusterView, Config, MoveError, Moving, NoEngineInfo, SlotEpoch, SlotRange,
-    SlotRecords, SlotState,
-};
-use support::{Client, Running, config};
+use esker_server::resp::{ClusterNode, ClusterView, MoveError, SlotEpoch, SlotRange, SlotState};
+use support::Client;
+use support::two::{Two, name};
 
 /// Of `foo`, `bar` and `hello`.
 const FOO: u16 = 12_182;
 const BAR: u16 = 5_061;
 const HELLO: u16 = 866;
-
-/// What a server knows of the cluster of two chains, of which the first keeps all slots at first.
-struct Known {
-    own: usize,
-    ports: ArcSwap<[u16; 2]>,
-    records: ArcSwap<SlotRecords>,
-    view: ArcSwap<ClusterView>,
-}
-
-impl Known {
-    fn new(own: usize) -> Self {
-        let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
-        let view = ArcSwap::from_pointee(Self::made(own, [1, 1], &SlotRecords::new()));
-        Self { own, ports, records, view }
-    }
-
-    fn made(own: usize, ports: [u16; 2], records: &SlotRecords) -> ClusterView {
-        let node = |index: usize| ClusterNode {
-            id: format!("{:040x}", 0xa0 + index),
-            host: "127.0.0.1".into(),
-            port: ports[index],
-            tls_port: None,
-            is_up: true,
-        };
-        let range = |slot: u16| {
-            let known = records.get(&slot).map(|record| match record.state {
-                SlotState::Leaving => (own, record.epoch - 1),
-                SlotState::Coming => (1 - own, record.epoch - 1),
-                SlotState::Here => (own, record.epoch),
-                SlotState::Gone => (1 - own, record.epoch),
-            });
-            let (head, epoch) = known.unwrap_or((0, 0));
-            SlotRange { first: slot, last: slot, head: Some(head), replicas: Vec::new(), epoch }
-        };
-        let ranges = (0..SLOTS as u16).map(range).collect();
-        ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap().sharing()
-    }
-
-    fn make(&self) {
-        self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), &self.records.load())));
-    }
-}
-
-impl Cluster for Known {
-    fn view(&self) -> Arc<ClusterView> {
-        self.view.load_full()
-    }
-
-    fn tell(&self, records: &Arc<SlotRecords>) {
-        self.records.store(Arc::clone(records));
-        self.make();
-    }
-}
-
-/// The heads of the chains.
-struct Two {
-    servers: Vec<Running>,
-    known: Vec<Arc<Known>>,
-}
-
-fn server(own: usize, store: Arc<MemoryStore>) -> (Running, Arc<Known>) {
-    let known = Arc::new(Known::new(own));
-    let cluster = Some(Arc::clone(&known) as Arc<dyn Cluster>);
-    let config = Config { cluster, int_databases: vec![1], ..config() };
-    (Running::start_on(store, config, Arc::new(SystemClock), Arc::new(NoEngineInfo)), known)
-}
-
-impl Two {
-    fn start() -> Self {
-        let (servers, known) = (0..2).map(|own| server(own, Arc::new(MemoryStore::new()))).unzip();
-        let two = Self { servers, known };
-        two.meet();
-        two
-    }
-
-    /// Each knows where the other is.
-    fn meet(&self) {
-        let ports = [0, 1].map(|index| self.servers[index].address().port());
-        for known in &self.known {
-            known.ports.store(Arc::new(ports));
-            known.make();
-        }
-    }
-
-    /// Another head takes over, with what the chain holds.
-    fn fail_over(&mut self, index: usize) {
-        let (before, _) = (self.servers.remove(index), self.known.remove(index));
-        let (after, known) = server(index, before.stop());
-        self.servers.insert(index, after);
-        self.known.insert(index, known);
-        self.meet();
-    }
-
-    fn moving(&self, index: usize) -> Moving {
-        self.servers[index].handle.moving()
-    }
-
-    fn client(&self, index: usize) -> Client<TcpStream> {
-        self.servers[index].client()
-    }
-
-    fn moved(&self, slot: u16, to: usize) -> String {
-        format!("-MOVED {slot} 127.0.0.1:{}\r\n", self.servers[to].address().port())
-    }
-
-    /// Has slots gathered, and the move begun.
-    fn begin(&self, from: usize, slots: &[SlotEpoch]) -> u64 {
-        static CALLED: AtomicU64 = AtomicU64::new(1);
-        let called = CALLED.fetch_add(1, Ordering::SeqCst);
-        let numbers: Vec<u16> = slots.iter().map(|(slot, _)| *slot).collect();
-        self.moving(from).gather(&numbers, &|| true).unwrap();
-        self.moving(1 - from).begin(called, name(from), slots).unwrap();
-        called
-    }
-
-    fn put(&self, from: usize, called: u64, closed: &Closed) -> u64 {
-        let to = self.moving(1 - from);
-        self.moving(from).read(closed, &mut |first, parts| to.put(called, first, &parts)).unwrap()
-    }
-
-    /// Slots go to the other chain, each in this epoch.
-    fn go(&self, from: usize, slots: &[SlotEpoch]) {
-        let called = self.begin(from, slots);
-        let closed = self.moving(from).close(slots, name(1 - from)).unwrap();
-        self.put(from, called, &closed);
-        assert!(self.moving(1 - from).take(called, slots).unwrap());
-        self.moving(from).give(&closed).unwrap();
-        self.moving(from).end_gathering();
-    }
-}
-
-fn name(index: usize) -> &'static str {
-    ["a", "b"][index]
-}
 
 /// A command whose reply is waited for by a thread.
 fn later(mut client: Client<TcpStream>, line: &'static str) -> std::thread::JoinHandle<String> {
@@ -407,22 +269,23 @@ fn what_makes_no_sense_is_refused_by_name() {
     let two = Two::start();
     let told = |error: MoveError, part: &str| assert!(error.to_string().contains(part), "{error}");
     // A chain that keeps a slot does not take it.
-    told(two.moving(0).begin(7, "b", &[(FOO, 0)]).unwrap_err(), "keeps slot 12182, in epoch 0");
+    told(two.moving(0).begin(7, ("b", ""), &[(FOO, 0)]).unwrap_err(), "keeps slot 12182, in epoch 0");
     // Nor does one that shares no slots, and has keys of clients of its own, in whichever slots.
     let kv = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().put("foo", "own").wait().unwrap();
-    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
+    told(two.moving(1).begin(7, ("a", ""), &[(HELLO, 1)]).unwrap_err(), "holds 1 keys");
     // Nor before it has heard that it is to share any.
     let nodes = two.known[1].view.load().clone();
     let alone = SlotRange { first: 0, last: SLOTS as u16 - 1, head: Some(0), replicas: Vec::new(), epoch: 0 };
     let node = ClusterNode { id: "b".repeat(40), host: "h".into(), port: 1, tls_port: None, is_up: true };
     two.known[1].view.store(Arc::new(ClusterView::new(1, &node.id.clone(), vec![node], vec![alone]).unwrap()));
-    told(two.moving(1).begin(7, "a", &[(HELLO, 1)]).unwrap_err(), "has not heard yet");
+    told(two.moving(1).begin(7, ("a", ""), &[(HELLO, 1)]).unwrap_err(), "has not heard yet");
     two.known[1].view.store(nodes);
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().remove("foo").wait().unwrap();
-    two.moving(1).begin(7, "a", &[(BAR, 1)]).unwrap();
+    two.moving(1).begin(7, ("a", ""), &[(BAR, 1)]).unwrap();
     let part = |key: &'static str, database, what| esker_wire::proto::chain::KeyPart {
         database,
+        thrift: false,
         key: key.into(),
         expires_ms: None,
         what,
@@ -440,7 +303,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     // A slot does not come back before all of it is gone.
     two.begin(0, &[(BAR, 1)]);
     let closed = two.moving(0).close(&[(BAR, 1)], "b").unwrap();
-    told(two.moving(0).begin(7, "b", &[(BAR, 2)]).unwrap_err(), "slot 5061 is leaving");
+    told(two.moving(0).begin(7, ("b", ""), &[(BAR, 2)]).unwrap_err(), "slot 5061 is leaving");
     two.moving(0).reopen(closed.slots(), "b").unwrap();
     two.moving(0).end_gathering();
     assert!(two.moving(0).gather(&[FOO], &|| false).is_err_and(|error| matches!(error, MoveError::Over)));

@@ -3,8 +3,10 @@
 //! What every method does, in every protocol, the clients in `clients/thrift` show.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+mod support;
+
+use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,13 +21,11 @@ use esker_store::{
     WhenBusy, promised,
 };
 use parking_lot::Mutex;
+use support::PATIENCE;
+use support::by_thrift::{Client, EXCEPTION, REPLY, contains, framed, message, text};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 /// The least that a server may have: 48 MiB for messages, 65 MiB for answers, 80 MiB for what is read.
 const MEMORY_MIN: usize = 193 << 20;
-/// Kinds of messages.
-const REPLY: u8 = 2;
-const EXCEPTION: u8 = 3;
 
 /// A value that is waited for, and what it is once it comes.
 type Awaited = (Promise<Option<Bytes>>, Applied<Option<Bytes>>);
@@ -117,16 +117,14 @@ impl Running {
         let store = Arc::new(Late::default());
         let kv = Kv::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Arc::new(SystemClock)).unwrap();
         let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
-        let server = Server::bind(Config { listen, threads: 1, ..config }, kv).unwrap();
+        let server = Server::bind(Config { listen, threads: 1, ..config }, kv, None).unwrap();
         let Address::Tcp(address) = server.addresses()[0] else { panic!("{:?}", server.addresses()) };
         let handle = server.handle();
         Self { store, address, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
 
     fn client(&self) -> Client {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Client(stream)
+        Client::connect(self.address)
     }
 
     fn figure(&self, name: &str) -> f64 {
@@ -157,71 +155,6 @@ impl Drop for Running {
             thread.join().unwrap();
         }
     }
-}
-
-/// A client of the strict binary protocol, framed.
-struct Client(TcpStream);
-
-fn text(id: u8, text: &[u8]) -> Vec<u8> {
-    [&[11, 0, id][..], &(text.len() as u32).to_be_bytes(), text].concat()
-}
-
-/// A message without its frame.
-fn message(kind: u8, method: &str, fields: &[u8]) -> Vec<u8> {
-    [&[0x80, 1, 0, kind, 0, 0, 0, method.len() as u8][..], method.as_bytes(), &[0, 0, 0, 9], fields, &[0]].concat()
-}
-
-fn framed(message: &[u8]) -> Vec<u8> {
-    [&(message.len() as u32).to_be_bytes()[..], message].concat()
-}
-
-impl Client {
-    fn send(&mut self, method: &str, fields: &[u8]) {
-        self.0.write_all(&framed(&message(1, method, fields))).unwrap();
-    }
-
-    /// The kind of an answer, and what it holds.
-    fn answer(&mut self) -> (u8, Vec<u8>) {
-        let mut len = [0; 4];
-        self.0.read_exact(&mut len).unwrap();
-        let mut answer = vec![0; u32::from_be_bytes(len) as usize];
-        self.0.read_exact(&mut answer).unwrap();
-        (answer[3], answer)
-    }
-
-    fn call(&mut self, method: &str, fields: &[u8]) -> (u8, Vec<u8>) {
-        self.send(method, fields);
-        self.answer()
-    }
-
-    fn put(&mut self, key: &str, value: &[u8]) {
-        let (kind, answer) = self.call("put", &[text(1, key.as_bytes()), text(2, value)].concat());
-        assert_eq!(kind, REPLY, "{}", String::from_utf8_lossy(&answer));
-    }
-
-    fn get(&mut self, key: &str) -> Vec<u8> {
-        let (kind, answer) = self.call("get", &text(1, key.as_bytes()));
-        assert_eq!(kind, REPLY, "{}", String::from_utf8_lossy(&answer));
-        let value = &answer[4 + 4 + 3 + 4..];
-        if value == [0] { b"missing".to_vec() } else { value[7..value.len() - 1].to_vec() }
-    }
-
-    /// That the connection ends, and how long that took.
-    fn ends(&mut self) -> Duration {
-        let (since, mut rest) = (Instant::now(), [0; 4096]);
-        loop {
-            match self.0.read(&mut rest) {
-                Ok(0) => return since.elapsed(),
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => return since.elapsed(),
-                Err(error) => panic!("the connection does not end: {error}"),
-            }
-        }
-    }
-}
-
-fn contains(answer: &[u8], text: &str) -> bool {
-    answer.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
 #[test]

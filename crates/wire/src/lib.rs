@@ -14,7 +14,8 @@
 //!
 //! Format: crates/wire/proto/esker/store/v1/objects.proto, crates/wire/proto/esker/map/v1/map.proto,
 //! crates/wire/proto/esker/log/v1/log.proto, crates/wire/proto/esker/chain/v1/replication.proto,
-//! crates/wire/proto/esker/chain/v1/pair.proto, crates/wire/proto/esker/chain/v1/moving.proto
+//! crates/wire/proto/esker/chain/v1/pair.proto, crates/wire/proto/esker/chain/v1/moving.proto,
+//! crates/wire/proto/esker/chain/v1/keys.proto
 
 #![forbid(unsafe_code)]
 

@@ -16,6 +16,7 @@ macro_rules! say {
 mod clustered;
 mod descriptors;
 pub mod disks;
+mod keyring;
 mod keys;
 mod mover;
 mod nodes;

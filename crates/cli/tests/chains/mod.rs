@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../../server/tests/support/by_thrift.rs"]
+pub mod by_thrift;
 #[path = "../../../cluster/tests/support/mod.rs"]
 pub mod zookeeper;
 
@@ -218,6 +220,8 @@ pub struct Servers {
     pub addresses: BTreeMap<u32, (SocketAddr, SocketAddr)>,
     /// Chains beside the first, with the address of each of their servers for clients.
     pub further: BTreeMap<&'static str, BTreeMap<u32, SocketAddr>>,
+    /// Where each server serves int keys by Thrift, of each chain, the first in front; none: it does not.
+    pub thrift: BTreeMap<u32, Vec<SocketAddr>>,
 }
 
 impl Servers {
@@ -227,18 +231,31 @@ impl Servers {
 
     /// Each server has a replica of each of these chains as well.
     pub fn of_chains(count: u32, further: &[&'static str]) -> Self {
+        Self::made(count, further, false)
+    }
+
+    /// And all serve `users:int` by Thrift, and register below `/data/zdb`.
+    pub fn by_thrift(count: u32, further: &[&'static str]) -> Self {
+        Self::made(count, further, true)
+    }
+
+    fn made(count: u32, further: &[&'static str], by_thrift: bool) -> Self {
         let (folder, zookeeper) = (TempDir::new().unwrap(), ZooKeeper::start());
         configure(folder.path(), &zookeeper);
         let addresses = (1..=count).map(|server| (server, (free(), free()))).collect();
         let own = |chain: &&'static str| (*chain, (1..=count).map(|server| (server, free())).collect());
+        let ports = |server| (server, (0..=further.len()).map(|_| free()).collect());
+        let thrift = if by_thrift { (1..=count).map(ports).collect() } else { BTreeMap::new() };
         let further = further.iter().map(own).collect();
-        let mut servers = Self { folder, _zookeeper: zookeeper, running: BTreeMap::new(), addresses, further };
+        let running = BTreeMap::new();
+        let mut servers = Self { folder, _zookeeper: zookeeper, running, addresses, further, thrift };
         (1..=count).for_each(|server| servers.start(server));
         servers
     }
 
     pub fn start(&mut self, server: u32) {
         let (clients, peers) = self.addresses[&server];
+        let thrift = self.thrift.get(&server).map_or(&[][..], Vec::as_slice);
         let (location, number) = (format!("d{server}?size=64m&segment=1m"), server.to_string());
         let log = File::options().create(true).append(true).open(self.folder.path().join(format!("log{server}")));
         std::fs::write(
@@ -252,9 +269,14 @@ impl Servers {
         let mut child = command(self.folder.path())
             .env("ESKER_CONFIG", format!("s{server}.toml"))
             .args(["serve", "--store", &location, "--listen", &clients.to_string(), "--log", "info"])
-            .args(self.further.iter().map(|(chain, addresses)| {
+            .args(thrift.first().into_iter().flat_map(|address| {
+                let address = format!("--thrift={address}");
+                [&address, "--thrift-namespace=users:int", "--thrift-registry=/data/zdb"].map(str::to_owned)
+            }))
+            .args(self.further.iter().enumerate().map(|(at, (chain, addresses))| {
                 let (size, listen) = ("size=64m&segment=1m", addresses[&server]);
-                format!("--replica=chain={chain},store={chain}{server}?{size},listen={listen}")
+                let thrift = thrift.get(at + 1).map_or(String::new(), |address| format!(",thrift={address}"));
+                format!("--replica=chain={chain},store={chain}{server}?{size},listen={listen}{thrift}")
             }))
             .stdout(Stdio::piped())
             .stderr(log.unwrap())

@@ -38,7 +38,7 @@ impl Tls {
     ///
     /// # Errors
     /// Names a file that cannot be used; what the handshake failed for.
-    pub(super) fn encrypt<S: Read + Write>(&self, stream: S) -> io::Result<StreamOwned<ClientConnection, S>> {
+    pub fn encrypt<S: Read + Write>(&self, stream: S) -> io::Result<StreamOwned<ClientConnection, S>> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(host).map_err(|error| named(&self.host, error))?;
         let connection = ClientConnection::new(Arc::new(self.config()?), name).map_err(io::Error::other)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use esker_kv::{Compression, VALUE_BYTES_MAX};
+use esker_kv::{Compression, Kind, VALUE_BYTES_MAX};
 
 use crate::front::strangers::PATIENCE;
 use crate::front::{Face, Passed, TlsError, TlsFiles, UnixAccess, Users, listen};
@@ -68,6 +68,9 @@ pub struct Config {
     /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once
     /// it holds keys.
     pub int_databases: Vec<u8>,
+    /// The namespace that is served by Thrift beside the databases, and the kind of its keys: it goes with the slots of
+    /// its keys, which are ranges of 65,536 where they are numbers, else as those of the databases. Default: none.
+    pub thrift_namespace: Option<(String, Kind)>,
     /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default:
     /// `None`.
     pub compression: Option<Compression>,
@@ -107,6 +110,7 @@ impl Default for Config {
             output_bytes_max: 256 << 20,
             clients_bytes_max: 1 << 30,
             int_databases: Vec::new(),
+            thrift_namespace: None,
             compression: None,
             cluster: None,
             reading: None,

@@ -195,6 +195,8 @@ pub(crate) struct Keyspace {
     compression: Option<Compression>,
     /// Nothing is written.
     reading: bool,
+    /// That which Thrift serves, with the keys of the same slots; opened when it is asked for.
+    thrift: Option<(String, Kind)>,
     pub(crate) watches: Watches,
     /// What commands ask while slots go from one chain to another.
     pub(crate) gate: Gate,
@@ -226,6 +228,7 @@ impl Keyspace {
             int,
             compression: config.compression,
             reading,
+            thrift: config.thrift_namespace.clone(),
             watches: Watches::new(),
             gate: Gate::new(kept),
             blind: RwLock::new(()),
@@ -255,6 +258,16 @@ impl Keyspace {
             }
         }
         Ok(keyspace)
+    }
+
+    /// The namespace that Thrift serves with keys of the same slots, if it serves one.
+    pub(crate) fn thrift(&self) -> Result<Option<Namespace>> {
+        self.thrift.as_ref().map(|(name, kind)| self.kv.namespace(name, *kind)).transpose()
+    }
+
+    /// What it is called, and the kind of its keys.
+    pub(crate) fn thrift_kind(&self) -> Option<&(String, Kind)> {
+        self.thrift.as_ref()
     }
 
     /// Runs `write` if it may overwrite keys without looking at them: there are no hashes and no watchers.
@@ -361,7 +374,7 @@ impl Keyspace {
             self.drop_fields(txn, database, &old)?;
         }
         self.watches.touch(database.index, key);
-        self.gate.note(database.index, key);
+        self.gate.note_in(database.index, key);
         let (namespace, key) = database.locate(key);
         txn.put_value(namespace, key, value, expires_ms, STRING);
         Ok(())
@@ -370,7 +383,7 @@ impl Keyspace {
     /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
     pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
         self.watches.touch(database.index, key);
-        self.gate.note(database.index, key);
+        self.gate.note_in(database.index, key);
         let (namespace, key) = database.locate(key);
         txn.put(namespace, key, entry);
     }

@@ -31,7 +31,7 @@ mod listen;
 mod loading;
 mod moment;
 mod monitors;
-mod moving;
+pub(crate) mod moving;
 mod number;
 mod observer;
 mod output;

@@ -167,6 +167,16 @@ impl Asked {
         }
     }
 
+    /// The slots of the keys that it names.
+    pub(super) fn slots(&self) -> Vec<u16> {
+        let mut slots = Vec::new();
+        self.each_key(|key| {
+            slots.push(key.as_key().slot());
+            true
+        });
+        slots
+    }
+
     /// The keys that it names; `None`: it is about all.
     pub(super) fn each_key(&self, mut each: impl FnMut(&OwnedKey) -> bool) -> Option<bool> {
         Some(match self {
@@ -301,7 +311,7 @@ pub(super) fn cursor_of_commit(CommitCursor(first, second): CommitCursor) -> Byt
 }
 
 /// A key as a namespace of this kind has it.
-fn key(text: Bytes, kind: Kind) -> Result<OwnedKey, Exception> {
+pub(super) fn key(text: Bytes, kind: Kind) -> Result<OwnedKey, Exception> {
     if kind == Kind::Bytes {
         if text.len() > KEY_BYTES_MAX {
             let why = format!("key {:?}: {} bytes are above KEY_BYTES_MAX = {KEY_BYTES_MAX}", shown(&text), text.len());

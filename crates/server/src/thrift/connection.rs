@@ -29,6 +29,7 @@ use super::guest::Guest;
 use super::memory::{MessageMemory, ThriftMemory};
 use super::service::KeyService;
 use super::shape::{MessageKind, Shape};
+use super::spread;
 use crate::front::audit;
 use crate::front::strangers::Stranger;
 
@@ -48,10 +49,12 @@ type Permit = Option<OwnedSemaphorePermit>;
 pub(super) struct Common {
     pub(super) config: Config,
     pub(super) service: Arc<KeyService>,
-    pub(super) counts: ThriftCounts,
+    pub(super) counts: Arc<ThriftCounts>,
     /// Places of known clients.
     pub(super) known: Arc<Semaphore>,
     pub(super) memory: ThriftMemory,
+    /// That of calls which servers of other chains pass on: theirs have memory there, and neither waits for the other.
+    pub(super) passed_on: ThriftMemory,
 }
 
 /// A stranger's place, and what ends it.
@@ -278,7 +281,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         let asked = Asked::of(procedure, message, bytes, service.kind())?;
         self.guest.permit(service.name(), &asked)?;
         let read = self.common.memory.to_read(asked.read_bytes_max(), self.patience()).await?;
-        Ok((service.run(asked).await?, read))
+        Ok((spread::run(&service, &self.common.counts, asked).await?, read))
     }
 
     /// Memory for a long answer, beside that of what was read for it.

@@ -24,6 +24,9 @@ pub(super) struct ThriftCounts {
     pub(super) accepted: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) malformed: AtomicU64,
+    /// Calls, or parts of them, that the heads of other chains were asked for, and that those asked for here.
+    pub(super) passed_on: AtomicU64,
+    pub(super) taken_on: AtomicU64,
 }
 
 impl ThriftCounts {
@@ -56,6 +59,12 @@ impl ThriftCounts {
             ("malformed", "Connections ended for what they sent", &self.malformed),
         ] {
             figures.push(Figure::new(format!("esker_thrift_connections_{name}"), help, counter(value)));
+        }
+        for (name, help, value) in [
+            ("passed_on", "Calls, or parts of them, that the heads of other chains were asked for", &self.passed_on),
+            ("taken_on", "Calls, or parts of them, that the heads of other chains asked for", &self.taken_on),
+        ] {
+            figures.push(Figure::new(format!("esker_thrift_{name}"), help, counter(value)));
         }
         figures
     }

@@ -17,23 +17,29 @@
 
 mod arguments;
 mod call;
+mod carried;
 mod config;
 mod connection;
 mod counts;
 mod decode;
 mod encode;
 mod guest;
+mod kept;
 mod listen;
 mod memory;
+mod ring;
 mod service;
 mod shape;
+mod spread;
 mod unreadable;
 mod walk;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use esker_kv::Kv;
+use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -44,11 +50,13 @@ pub use decode::{Decoded, Decoder, Message};
 pub use encode::{Exception, ExceptionKind, Given, encode};
 pub use listen::Address;
 pub use memory::ANSWER_BYTES_MAX;
+pub use ring::{AskError, Asking, Keeper, Keepers, Ring, Sharing, Sight};
 pub use shape::{Dialect, MessageKind, Shape};
 pub use unreadable::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Unreadable};
 
+use call::Asked;
 use connection::Common;
-use counts::ThriftCounts;
+use kept::Kept;
 use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
 use service::KeyService;
@@ -59,6 +67,8 @@ use crate::http::{Figure, Value};
 
 /// Threads that wait for the store are waited for so long when the server has stopped.
 const SHUTDOWN: Duration = Duration::from_secs(1);
+/// A call that another chain's server passes on waits so long for closed slots: less than its client does.
+const CLOSED: Duration = Duration::from_secs(5);
 
 /// A server that listens; [`Server::run`] makes it answer.
 pub struct Server {
@@ -74,6 +84,7 @@ pub struct Handle {
     strangers: Arc<Strangers>,
     certificates: Option<Arc<Certificates>>,
     stop: Arc<watch::Sender<bool>>,
+    tasks: tokio::runtime::Handle,
 }
 
 impl Handle {
@@ -89,6 +100,17 @@ impl Handle {
     pub fn prepare(&self) -> Result<Box<dyn FnOnce() + Send>> {
         let Some(certificates) = &self.certificates else { return Ok(Box::new(|| ())) };
         certificates.prepare().map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    /// Does what a server of another chain asks for on behalf of a client of its own, who may do it: keys of this chain
+    /// alone. In a cluster of several chains.
+    pub async fn answer(&self, request: AskKeysRequest) -> AskKeysResponse {
+        let common = Arc::clone(&self.common);
+        // On the threads of this server, whatever asks.
+        let answering = self.tasks.spawn(async move { answer(&common, request).await });
+        let stopped =
+            |_| carried::response(Err(Exception::internal("the server stops; it is not known what was done")));
+        answering.await.unwrap_or_else(stopped)
     }
 
     /// What was counted, for those who watch.
@@ -116,15 +138,45 @@ impl Handle {
     }
 }
 
+/// What the head of another chain asks for.
+async fn answer(common: &Common, request: AskKeysRequest) -> AskKeysResponse {
+    common.counts.taken_on.fetch_add(1, Ordering::Relaxed);
+    let (until, bytes_max) = (Instant::now() + CLOSED, usize::try_from(request.bytes_max).unwrap_or(usize::MAX));
+    let answered = async {
+        let own = common.service.told();
+        if request.namespace != own {
+            let why = format!("by Thrift another chain serves {own:?}, and not {:?}", request.namespace);
+            return Err(Exception::internal(format!("{why}: the same thrift_namespace is to be set for both")));
+        }
+        let (asked, mode) = carried::asked(request, common.service.kind())?;
+        let patience = Duration::from_secs(common.config.message_seconds);
+        let _read = common.passed_on.to_read(asked.read_bytes_max(), patience).await?;
+        let service = if mode == common.service.mode() || matches!(asked, Asked::SetMode(_)) {
+            Arc::clone(&common.service)
+        } else {
+            common.service.in_mode(mode)
+        };
+        Ok(match asked {
+            Asked::Iterate { after, limit } => carried::page_response(service.page_kept(after, limit, until).await?),
+            Asked::Count | Asked::SetMode(_) => carried::response(service.run_alone(asked).await.map(Kept::Done)),
+            asked => carried::bounded(service.run_kept(asked, until).await, bytes_max),
+        })
+    };
+    answered.await.unwrap_or_else(|exception| carried::response(Err(exception)))
+}
+
 impl Server {
-    /// Opens the namespace in `kv`, which makes it if it is missing, and listens.
+    /// Opens the namespace in `kv`, which makes it if it is missing, and listens. `sharing`: keys may be shared with
+    /// other chains of a cluster; then the namespace is in the store of the databases whose slots it moves.
     ///
     /// # Errors
     /// What [`Config::check`] refuses; [`Error::Kv`], [`Error::Listen`], [`Error::Tls`], [`Error::Threads`].
-    pub fn bind(config: Config, kv: Kv) -> Result<Self> {
+    pub fn bind(config: Config, kv: Kv, sharing: Option<Sharing>) -> Result<Self> {
         config.check()?;
         let open = |files| Certificates::open(files, &[]).map(Arc::new);
         let certificates = config.tls.as_ref().map(open).transpose().map_err(|error| Error::Tls(error.to_string()))?;
+        // Its locks are those that who moves slots waits for.
+        let kv = sharing.as_ref().map_or(kv, |sharing| sharing.moving.kv().clone());
         let namespace = kv.namespace(&config.namespace, config.kind)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads)
@@ -136,13 +188,15 @@ impl Server {
         let doors = ThriftDoors::open(&config, &runtime)?;
         let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
         let common = Arc::new(Common {
-            service: Arc::new(KeyService::new(kv, namespace, config.mode.clone())),
-            counts: ThriftCounts::default(),
+            service: Arc::new(KeyService::new(kv, namespace, config.mode.clone(), sharing)),
+            counts: Arc::default(),
             known: Arc::new(Semaphore::new(config.connections_max)),
             memory: ThriftMemory::of(config.memory_bytes_max),
+            passed_on: ThriftMemory::of(config.memory_bytes_max),
             config,
         });
-        let handle = Handle { common, strangers, certificates, stop: Arc::new(watch::Sender::new(false)) };
+        let (stop, tasks) = (Arc::new(watch::Sender::new(false)), runtime.handle().clone());
+        let handle = Handle { common, strangers, certificates, stop, tasks };
         Ok(Self { runtime, doors, handle })
     }
 
@@ -163,7 +217,7 @@ impl Server {
             let service = &handle.common.service;
             tracing::info!(%address, namespace = service.name(), mode = ?service.mode(), "serving Thrift");
         }
-        let Handle { common, strangers, certificates, stop } = handle;
+        let Handle { common, strangers, certificates, stop, .. } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());
         runtime.block_on(async move {
             let (open, mut closed) = mpsc::channel(1);

@@ -23,13 +23,14 @@ use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
 use super::config::KeptMode;
 use super::encode::{Exception, Given};
 use super::memory::ANSWER_BYTES_MAX;
+use super::ring::{Sharing, Stand};
 
 /// Keys of a call that are read at first, of which nothing is known: the largest values of so many fit one answer. And
 /// how many times as many a part has as the one before, at most.
 const FIRST_KEYS: usize = ANSWER_BYTES_MAX / (VALUE_BYTES_MAX + 16);
 const GROWTH: usize = 4;
 /// A page ends behind the pair with which it holds so many bytes.
-const PAGE_BYTES: usize = 4 << 20;
+pub(super) const PAGE_BYTES: usize = 4 << 20;
 /// Calls about more keys, or of more bytes of values, are made on a thread of their own.
 const KEYS_AT_ONCE: usize = 256;
 const BYTES_AT_ONCE: usize = 256 << 10;
@@ -51,6 +52,22 @@ pub(super) struct KeyService {
     /// Its store may be called by a thread that answers.
     at_once: bool,
     mode: KeptMode,
+    sharing: Option<Sharing>,
+}
+
+/// Why a call was not done.
+#[derive(Debug)]
+pub(super) enum Stopped {
+    /// What its client is told.
+    Told(Exception),
+    /// A key is of a slot that another chain keeps by now, or that is going. Nothing was done.
+    Gone,
+}
+
+impl From<Exception> for Stopped {
+    fn from(exception: Exception) -> Self {
+        Self::Told(exception)
+    }
 }
 
 /// What an attempt came to.
@@ -59,19 +76,48 @@ enum Attempted<T> {
     Awaits(Option<Completion<()>>),
     /// It cannot be.
     Failed(KvError),
+    /// Its keys are another chain's.
+    Gone,
     /// It is made, if it could be.
     Made(T, Completion<()>),
 }
 
 impl KeyService {
-    pub(super) fn new(kv: Kv, namespace: Namespace, mode: KeptMode) -> Self {
+    pub(super) fn new(kv: Kv, namespace: Namespace, mode: KeptMode, sharing: Option<Sharing>) -> Self {
         let at_once = !kv.is_afar() && APPLY_AT_ONCE.contains(&kv.store().capability().backend);
-        Self { kv, namespace, at_once, mode }
+        Self { kv, namespace, at_once, mode, sharing }
+    }
+
+    /// The same, whose writes are acknowledged so.
+    pub(super) fn in_mode(&self, mode: WriteMode) -> Arc<Self> {
+        let (kv, namespace, sharing) = (self.kv.clone(), self.namespace.clone(), self.sharing.clone());
+        Arc::new(Self { kv, namespace, at_once: self.at_once, mode: mode.into(), sharing })
+    }
+
+    /// What keys are shared with other chains by.
+    pub(super) fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
+    }
+
+    /// Whether these keys, of which the caller holds the locks, are this chain's.
+    fn keeps(&self, keys: &[OwnedKey]) -> bool {
+        let Some(sharing) = &self.sharing else { return true };
+        let slots = keys.iter().map(|key| key.as_key().slot());
+        if !matches!(sharing.stand(slots, false), Stand::Here) {
+            return false;
+        }
+        sharing.note(keys);
+        true
     }
 
     /// The namespace's name.
     pub(super) fn name(&self) -> &str {
         self.namespace.name()
+    }
+
+    /// Its name and the kind of its keys.
+    pub(super) fn told(&self) -> String {
+        format!("{}:{}", self.name(), self.kind())
     }
 
     /// The kind of its keys.
@@ -92,8 +138,8 @@ impl KeyService {
         }
     }
 
-    /// Does what is asked for.
-    pub(super) async fn run(self: &Arc<Self>, asked: Asked) -> Result<Given, Exception> {
+    /// Does what is asked for, of keys that this chain keeps.
+    pub(super) async fn run(self: &Arc<Self>, asked: Asked) -> Result<Given, Stopped> {
         match asked {
             Asked::Get(key) => {
                 let value = self.read(move |namespace| namespace.get(&key)).await?;
@@ -174,7 +220,7 @@ impl KeyService {
     }
 
     /// The pairs that are there of these keys.
-    async fn get_many(self: &Arc<Self>, keys: Vec<OwnedKey>) -> Result<Given, Exception> {
+    async fn get_many(self: &Arc<Self>, keys: Vec<OwnedKey>) -> Result<Given, Stopped> {
         let asked = keys.clone();
         let values: Vec<Option<Bytes>> = if keys.len() <= FIRST_KEYS && self.are_in_one_object(&keys) {
             self.read(move |namespace| namespace.get_many(&as_keys(&asked))).await?
@@ -187,7 +233,7 @@ impl KeyService {
             keys.into_iter().zip(values).filter_map(|(key, value)| Some((text_of(key), value?))).collect();
         let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
         if bytes > ANSWER_BYTES_MAX {
-            return Err(told(too_many(bytes)));
+            return Err(too_large(bytes).into());
         }
         Ok(Given::Pairs(pairs))
     }
@@ -204,7 +250,7 @@ impl KeyService {
     }
 
     /// How many of these keys were there, and are removed.
-    async fn remove_many(self: &Arc<Self>, mut keys: Vec<OwnedKey>) -> Result<i64, Exception> {
+    async fn remove_many(self: &Arc<Self>, mut keys: Vec<OwnedKey>) -> Result<i64, Stopped> {
         keys.sort_unstable();
         keys.dedup();
         let asked = keys.clone();
@@ -226,7 +272,7 @@ impl KeyService {
         key: OwnedKey,
         value: Bytes,
         holds: impl Fn(Option<&Bytes>) -> bool + Send + Sync + 'static,
-    ) -> Result<Given, Exception> {
+    ) -> Result<Given, Stopped> {
         let (keys, bytes) = (vec![key.clone()], value.len());
         let write = move |txn: &mut Txn<'_>, of: &Namespace| {
             let there = txn.get(of, &key)?;
@@ -241,13 +287,24 @@ impl KeyService {
     }
 
     /// A page in the order of keys.
-    async fn page(self: &Arc<Self>, after: Option<OwnedKey>, limit: usize) -> Result<Given, Exception> {
+    async fn page(self: &Arc<Self>, after: Option<OwnedKey>, limit: usize) -> Result<Given, Stopped> {
+        let (found, next) = self.scan(after, limit).await?;
+        let next = next.map(|next| cursor_behind(&next));
+        Ok(Given::Page(found.into_iter().map(|(key, value)| (text_of(key), value)).collect(), next))
+    }
+
+    /// Pairs in the order of keys, and the key behind which there may be more.
+    pub(super) async fn scan(
+        self: &Arc<Self>,
+        after: Option<OwnedKey>,
+        limit: usize,
+    ) -> Result<(Vec<(OwnedKey, Bytes)>, Option<OwnedKey>), Stopped> {
         let scan = Scan { after, limit, bytes_max: PAGE_BYTES, ..Scan::all() };
         let found = self.transact(Vec::new(), 0, move |txn, of| txn.scan(of, &scan)).await?;
         let bytes: usize = found.iter().map(|(key, entry)| key_bytes(key) + entry.value.len()).sum();
         let cut = found.len() >= limit || bytes >= PAGE_BYTES;
-        let next = found.last().filter(|_| cut).map(|(key, _)| cursor_behind(key));
-        Ok(Given::Page(found.into_iter().map(|(key, entry)| (text_of(key), entry.value)).collect(), next))
+        let next = found.last().filter(|_| cut).map(|(key, _)| key.clone());
+        Ok((found.into_iter().map(|(key, entry)| (key, entry.value)).collect(), next))
     }
 
     /// Runs `change` in a transaction that holds these keys, and commits it; again from the beginning where another
@@ -258,7 +315,7 @@ impl KeyService {
         keys: Vec<OwnedKey>,
         bytes: usize,
         change: impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError> + Send + Sync + 'static,
-    ) -> Result<T, Exception> {
+    ) -> Result<T, Stopped> {
         let is_large = keys.len() > KEYS_AT_ONCE || bytes > BYTES_AT_ONCE;
         let made = Arc::new((keys, change));
         let (mut waits, mut waited, mut attempts) = (esker_store::Waits::default(), 0, 0);
@@ -282,7 +339,8 @@ impl KeyService {
                     }
                     continue;
                 }
-                Attempted::Failed(error) => return Err(told(error)),
+                Attempted::Failed(error) => return Err(told(error).into()),
+                Attempted::Gone => return Err(Stopped::Gone),
                 Attempted::Made(value, committed) => (value, committed),
             };
             let (committed, barrier) = committed.arrived().await;
@@ -302,11 +360,11 @@ impl KeyService {
                 }
                 Err(StoreError::GuardFailed { .. }) => {
                     let what = format!("keys of namespace {}", self.name());
-                    return Err(told_of_store(StoreError::Contended { what, attempts }));
+                    return Err(told_of_store(StoreError::Contended { what, attempts }).into());
                 }
                 Err(error) => {
                     reached(barrier).await?;
-                    return Err(told_of_store(error));
+                    return Err(told_of_store(error).into());
                 }
                 Ok(()) => {
                     reached(barrier).await?;
@@ -323,7 +381,8 @@ impl KeyService {
         when_busy: WhenBusy,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Option<Attempted<T>> {
-        Some(self.go_on(self.kv.try_begin(&self.held(keys))?, false, when_busy, change))
+        let txn = self.kv.try_begin(&self.held(keys))?;
+        Some(if self.keeps(keys) { self.go_on(txn, false, when_busy, change) } else { Attempted::Gone })
     }
 
     /// On a thread that may wait, for these keys at least.
@@ -334,7 +393,8 @@ impl KeyService {
         when_busy: WhenBusy,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Attempted<T> {
-        self.go_on(self.kv.begin(&self.held(keys)), may_wait, when_busy, change)
+        let txn = self.kv.begin(&self.held(keys));
+        if self.keeps(keys) { self.go_on(txn, may_wait, when_busy, change) } else { Attempted::Gone }
     }
 
     fn held<'k>(&'k self, keys: &'k [OwnedKey]) -> Vec<(&'k Namespace, Key<'k>)> {
@@ -386,6 +446,11 @@ fn read_in_parts(txn: &mut Txn<'_>, of: &Namespace, keys: &[OwnedKey]) -> Result
 fn too_many(bytes: usize) -> KvError {
     let (what, limit) = ("values of the keys of one call", "ANSWER_BYTES_MAX");
     KvError::Store(StoreError::TooLarge { what, len: bytes as u64, limit, max: ANSWER_BYTES_MAX as u64 })
+}
+
+/// The same, as a client is told it.
+pub(super) fn too_large(bytes: usize) -> Exception {
+    told(too_many(bytes))
 }
 
 fn as_keys(keys: &[OwnedKey]) -> Vec<Key<'_>> {

@@ -4,6 +4,9 @@
 //! of our writer.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod by_thrift;
+pub mod two;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;

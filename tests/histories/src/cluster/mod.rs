@@ -1,5 +1,5 @@
-//! Histories of replicated chains: clients of the Redis protocol, of logs by gRPC and of disks by NBD work on a
-//! cluster that others disturb.
+//! Histories of replicated chains: clients of the Redis protocol, of keys by Thrift, of logs by gRPC and of disks by NBD
+//! work on a cluster that others disturb.
 //!
 //! clients begin → `seconds` → they end → all is read back, once the chain answers → one file for each face
 //!
@@ -11,6 +11,7 @@ mod log;
 mod parts;
 mod places;
 mod redis;
+mod thrift;
 mod worker;
 
 use std::fs::File;
@@ -22,12 +23,13 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::notes::{Event, Notes, Tally, events};
-use crate::terms::{Face, Failure};
+use crate::terms::Failure;
 use disk::DiskWorker;
 use door::Door;
 use log::LogWorker;
 use places::Places;
 use redis::RedisClient;
+use thrift::ThriftWorker;
 use worker::{Way, Worker};
 
 /// What clients work on.
@@ -35,6 +37,8 @@ use worker::{Way, Worker};
 enum Works {
     /// Keys, by the Redis protocol.
     Kv,
+    /// Int keys, by Thrift.
+    Thrift,
     /// Logs, by gRPC.
     Log,
     /// The disks `durable` and `flushed`, by NBD.
@@ -50,6 +54,9 @@ pub struct ClusterSettings {
     /// How many chains share the keys, evenly and in the order of the nodes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=places::AT_A_TIME))]
     chains: u64,
+    /// Where they serve int keys by Thrift, of whichever chain, with TLS.
+    #[arg(long, value_delimiter = ',')]
+    thrift: Vec<SocketAddr>,
     /// Where they serve logs by gRPC, with TLS.
     #[arg(long, value_delimiter = ',')]
     grpc: Vec<SocketAddr>,
@@ -59,7 +66,7 @@ pub struct ClusterSettings {
     /// What clients work on.
     #[arg(long, value_delimiter = ',', default_value = "kv")]
     faces: Vec<Works>,
-    /// A folder with what clients of gRPC and NBD need: ca-cert.pem, client-cert.pem, client-key.pem.
+    /// A folder with what clients of gRPC, NBD and Thrift need: ca-cert.pem, client-cert.pem, client-key.pem.
     #[arg(long, default_value = ".")]
     certificates: PathBuf,
     /// What the certificates of all servers name.
@@ -74,7 +81,7 @@ pub struct ClusterSettings {
     /// How long it may take afterwards until everything is read back, in seconds.
     #[arg(long, default_value_t = 120)]
     settle: u64,
-    /// Clients of keys, half of which read at replicas; half as many are of logs, and as many of disks.
+    /// Clients of keys, half of which read at replicas; half as many are of each other face.
     #[arg(long, default_value_t = 8)]
     clients: u64,
     /// Of the calls.
@@ -91,17 +98,19 @@ pub struct ClusterSettings {
 /// A client of whichever face.
 enum Client {
     Kv(Worker),
+    Thrift(ThriftWorker),
     Log(LogWorker),
     Disk(DiskWorker),
 }
 
 impl Works {
     /// As histories of it are called.
-    fn face(self) -> Face {
+    fn name(self) -> &'static str {
         match self {
-            Self::Kv => Face::Kv,
-            Self::Log => Face::Log,
-            Self::Disk => Face::Volume,
+            Self::Kv => "kv",
+            Self::Thrift => "thrift",
+            Self::Log => "log",
+            Self::Disk => "volume",
         }
     }
 }
@@ -110,6 +119,7 @@ impl Client {
     fn work(&mut self, until: Instant) -> Result<(), Failure> {
         match self {
             Self::Kv(worker) => worker.work(until),
+            Self::Thrift(worker) => worker.work(until),
             Self::Log(worker) => worker.work(until),
             Self::Disk(worker) => worker.work(until),
         }
@@ -118,6 +128,7 @@ impl Client {
     fn read_back(&mut self, until: Instant) -> Result<(), Failure> {
         match self {
             Self::Kv(worker) => worker.read_back(until),
+            Self::Thrift(worker) => worker.read_back(until),
             Self::Log(worker) => worker.read_back(until),
             Self::Disk(worker) => worker.read_back(until),
         }
@@ -134,7 +145,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn notes(&self, works: Works, me: u64) -> PathBuf {
-        self.folder.join(format!("{}-{me}", works.face().name()))
+        self.folder.join(format!("{}-{me}", works.name()))
     }
 
     fn clients(&self, works: Works) -> u64 {
@@ -163,6 +174,10 @@ impl Run<'_> {
                 });
                 Client::Kv(Worker::new(me, self.places, seed, notes, ways.collect(), pause))
             }
+            Works::Thrift => {
+                let door = self.door(&settings.thrift);
+                Client::Thrift(ThriftWorker::new(me, seed, self.places, notes, door, pause))
+            }
             Works::Log => Client::Log(LogWorker::new(me, seed, notes, self.door(&settings.grpc), pause)?),
             Works::Disk => Client::Disk(DiskWorker::new(me, seed, self.places, notes, self.door(&settings.nbd), pause)),
         })
@@ -182,7 +197,7 @@ impl Run<'_> {
         }
         history.iter().for_each(|event| sum.count(event.answer.outcome));
         history.sort_by_key(|event| event.begin);
-        let name = works.face().name();
+        let name = works.name();
         let mut file = BufWriter::new(File::create(settings.out.join(format!("{name}.jsonl")))?);
         for event in &history {
             serde_json::to_writer(&mut file, event)?;
@@ -198,6 +213,7 @@ impl Run<'_> {
 pub fn record(settings: &ClusterSettings) -> Result<(), Failure> {
     for (works, nodes, flag) in [
         (Works::Kv, &settings.nodes, "--nodes"),
+        (Works::Thrift, &settings.thrift, "--thrift"),
         (Works::Log, &settings.grpc, "--grpc"),
         (Works::Disk, &settings.nbd, "--nbd"),
     ] {

@@ -5,6 +5,7 @@
 //! move, split, merge, rebalance → what would go where → with --plan: told, no more
 //!                               → the plan, compared and set → heads of chains carry it out → waited for
 //! stop                          → no plan: what has gone stays where it is
+//! instances                     → who has registered for Thrift's namespace, with the end of the keys of each
 //! ```
 //!
 //! Invariant: a plan is told in slots before it is set, and names only chains that there are.
@@ -14,7 +15,7 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use esker_cluster::{SLOTS, Slots};
+use esker_cluster::{Instance, Instances, SLOTS, Slots};
 use serde_json::json;
 
 use super::chain::{Chain, failure};
@@ -40,6 +41,15 @@ pub struct RingArguments {
 enum RingCommand {
     /// Show how many slots each chain keeps, and what is to go where
     Status {
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the servers that have registered for a namespace by Thrift, as clients of Zing Database find them
+    Instances {
+        /// The node that they are below, such as /data/zdb; without it the configuration's thrift_registry
+        #[arg(value_name = "NODE")]
+        node: Option<String>,
         /// As one JSON object
         #[arg(long)]
         json: bool,
@@ -165,6 +175,26 @@ fn shown(slots: &Slots) -> (String, serde_json::Value) {
     (text, json!({ "chains": rows, "going": going, "due": due }))
 }
 
+/// The instances of a service, as text and as JSON.
+fn registered(node: &str, instances: &Instances) -> (String, serde_json::Value) {
+    let Instances { found, strange } = instances;
+    let mut text = format!("{:<20}{:<20}address\n", "below", "protocol");
+    let row = |instance: &Instance| {
+        let address = format!("{}:{}", instance.host, instance.port);
+        json!({ "mark": instance.mark, "protocol": instance.protocol, "address": address })
+    };
+    for Instance { mark, protocol, host, port } in found {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{mark:<20}{protocol:<20}{host}:{port}");
+    }
+    for why in strange {
+        let _ = writeln!(text, "{node}: {why}");
+    }
+    let rows: Vec<_> = found.iter().map(row).collect();
+    let strange: Vec<_> = strange.iter().map(ToString::to_string).collect();
+    (text, json!({ "instances": rows, "strange": strange }))
+}
+
 impl RingArguments {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
@@ -173,6 +203,12 @@ impl RingArguments {
             match self.command {
                 RingCommand::Status { json } => {
                     let (text, value) = shown(&current(&chain).await?);
+                    tell(json, &value, &text)
+                }
+                RingCommand::Instances { node, json } => {
+                    let node = node.unwrap_or_else(|| settings.serve.thrift_registry.clone());
+                    let found = chain.coordinator.instances(&node).await.map_err(failure)?;
+                    let (text, value) = registered(&node, &found);
                     tell(json, &value, &text)
                 }
                 RingCommand::Stop { json } => {
@@ -283,6 +319,19 @@ mod tests {
         for wrong in ["", "16384", "9-8", "1-", "a-b", "-1", "1-2-3"] {
             assert!(slots(wrong).unwrap_err().contains("0 to 16383"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn instances_are_told_by_mark_and_what_is_none_by_name() {
+        let found = vec!["thriftbinary_65536:h:9901".parse().unwrap()];
+        let strange = vec!["nonsense".parse::<Instance>().unwrap_err()];
+        let (text, value) = registered("/data/zdb", &Instances { found, strange });
+        assert!(text.contains("65536               thriftbinary        h:9901\n"), "{text}");
+        assert!(text.contains("/data/zdb: \"nonsense\""), "{text}");
+        assert_eq!(
+            (value["instances"][0]["mark"].as_u64(), value["strange"].as_array().map(Vec::len)),
+            (Some(65_536), Some(1))
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!
 //! Invariant: the end of the process hands each chain over before its store closes.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -19,16 +20,18 @@ use bytes::Bytes;
 use clap::Args;
 use esker_chain::{ChainStore, Place, ServerId};
 use esker_cluster::{Location, Served};
-use esker_member::{Host, HostConfig, Member, View};
+use esker_member::{Announced, Host, HostConfig, Member, View};
 use esker_server::http::{Figure, Value};
 use esker_server::resp::Cluster;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::keyring::{self, KeyRing};
 use super::nodes::{Nodes, Ring, TLS};
 use super::opening;
 use super::plan::{self, BesideServing, Plan, Whole};
 use super::shared::addresses;
+use super::started::Parts;
 use super::terms::{Doors, Heads, Terms};
 use crate::config::{ClusterSettings, ReplicaSettings};
 use crate::exit::{Code, Failure};
@@ -112,7 +115,12 @@ pub struct Clustered {
 /// What this process is in its cluster; `None`: it stands alone.
 pub fn config(plans: &mut [Plan]) -> Result<Option<Clustered>, Failure> {
     let ClusterSettings { location, server_id, lease, .. } = &plans[0].settings.cluster;
+    let registry = &plans[0].settings.serve.thrift_registry;
     if location.is_empty() {
+        if !registry.is_empty() {
+            let why = format!("thrift_registry = {registry:?}: a server registers in a cluster: give --cluster");
+            return Err(Failure::usage(why));
+        }
         return Ok(None);
     }
     let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
@@ -286,11 +294,15 @@ fn serve_chain(
 ) -> Result<(), Failure> {
     let Whole { store, builder, loading, mut parts, seat } = whole;
     let chain = config.chain.clone();
+    let thrift_address = config.served.thrift.clone();
     let ring = Ring { chain: chain.clone(), host: Arc::clone(host) };
     let nodes = Nodes::new(host.server(), config.served.resp.clone(), Some(ring)).map_err(Failure::usage)?;
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
+    parts.resp.thrift_namespace = parts.thrift.as_ref().map(|thrift| (thrift.namespace.clone(), thrift.kind));
+    parts.ring = nodes.clone().map(|nodes| KeyRing { nodes, host: Arc::clone(host) }.shared());
     let member = Member::join(host, store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
     let member = Arc::new(member);
+    let _announced = announced(host, &member, nodes.as_ref(), &parts, thrift_address);
     let _hands_over = AtEnd(|| member.stop());
     let told_of = Arc::clone(&member);
     seat.beside(Box::new(move || figures(&told_of.view())), {
@@ -311,6 +323,23 @@ fn serve_chain(
         stopping,
     };
     terms.run(loading)
+}
+
+/// Registers the server as instances of its service by Thrift, if it is to; where it serves in its chain.
+fn announced(
+    host: &Arc<Host>,
+    member: &Arc<Member>,
+    nodes: Option<&Arc<Nodes>>,
+    parts: &Parts,
+    address: Option<String>,
+) -> Option<Announced> {
+    let (kind, address) = (parts.thrift.as_ref()?.kind, address?);
+    let (member, nodes) = (Arc::clone(member), Arc::clone(nodes?));
+    let wanted = move || match Member::view(&member).place {
+        Some(Place::Serving) => keyring::instances(&address, kind, &nodes.sight()),
+        _ => BTreeSet::new(),
+    };
+    (!parts.registry.is_empty()).then(|| host.announce(&parts.registry, Arc::new(wanted)))
 }
 
 impl Heads for Member {

@@ -83,7 +83,7 @@ impl Takes for Taker {
     fn begin(&self, request: proto::BeginMoveRequest) -> Answer<()> {
         let slots = heard(&request.slots)?;
         tracing::info!(from = request.from, to = request.chain, slots = slots.len(), "slots are to come");
-        self.0.begin(request.r#move, &request.from, &slots).map_err(|error| error.to_string())
+        self.0.begin(request.r#move, (&request.from, &request.thrift), &slots).map_err(|error| error.to_string())
     }
 
     fn put(&self, request: proto::PutKeysRequest) -> Answer<()> {
@@ -221,7 +221,7 @@ impl Mover {
         let gathered: Vec<SlotEpoch> =
             due.iter().copied().filter(|(slot, _)| self.moving.gathered(*slot).is_some()).collect();
         let called = fastrand::u64(1..);
-        calls.begin(&self.chain, called, told(&gathered))?;
+        calls.begin((&self.chain, &self.moving.thrift()), called, told(&gathered))?;
         let (mut rest, mut keys_max) = (&gathered[..], KEYS);
         let (began, mut bytes) = (Instant::now(), 0);
         while let Some(((slot, _), _)) = rest.split_first() {

@@ -19,6 +19,7 @@ use esker_chain::{Place, ServerId};
 use esker_cluster::{SLOTS, Seen, Slots};
 use esker_member::{Host, Peer, View};
 use esker_server::resp::{Cluster, ClusterNode, ClusterView, SlotRange, SlotRecords, SlotState};
+use esker_server::thrift::{Keeper, Keepers, Sight};
 use parking_lot::Mutex;
 
 /// Before an address that speaks TLS only.
@@ -51,6 +52,7 @@ pub struct Nodes {
     /// What the view was made of last.
     known: Mutex<Known>,
     view: ArcSwap<ClusterView>,
+    sight: ArcSwap<Sight>,
 }
 
 /// A number that no other server of any chain has: 128 bits of the chain's name, 32 of the server's number.
@@ -119,8 +121,10 @@ impl Nodes {
     pub fn new(me: ServerId, own: Option<String>, ring: Option<Ring>) -> Result<Option<Arc<Self>>, String> {
         let Some(own) = own else { return Ok(None) };
         let known = Known::default();
-        let view = made((me, &own), ring.as_ref().map(|ring| ring.chain.as_str()), &known)?;
-        Ok(Some(Arc::new(Self { me, own, ring, known: Mutex::new(known), view: ArcSwap::from_pointee(view) })))
+        let chain = ring.as_ref().map(|ring| ring.chain.as_str());
+        let view = made((me, &own), chain, &known)?;
+        let (view, sight) = (ArcSwap::from_pointee(view), ArcSwap::from_pointee(sight(chain, &known)));
+        Ok(Some(Arc::new(Self { me, own, ring, known: Mutex::new(known), view, sight })))
     }
 
     /// This is how the own chain stands.
@@ -144,8 +148,14 @@ impl Nodes {
         self.ring.as_ref().and_then(|ring| ring.host.seen())
     }
 
+    /// Which chain keeps which slots.
+    pub fn sight(&self) -> Sight {
+        (**self.sight.load()).clone()
+    }
+
     fn make(&self, known: &Known) {
         let chain = self.ring.as_ref().map(|ring| ring.chain.as_str());
+        self.sight.store(Arc::new(sight(chain, known)));
         match made((self.me, &self.own), chain, known) {
             Ok(view) => self.view.store(Arc::new(view)),
             Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
@@ -173,6 +183,23 @@ fn kept<'k>(slots: &'k Slots, records: &'k SlotRecords, name: &'k str) -> Vec<(u
         }
     }
     parts
+}
+
+/// Who keeps which slots, as it is known. `chain`: that of this server, which may share them with others.
+fn sight(chain: Option<&str>, known: &Known) -> Sight {
+    let Some(name) = chain else { return Sight::Alone };
+    let Some(seen) = known.seen.as_deref().filter(|seen| seen.chains.contains_key(name)) else { return Sight::Unknown };
+    let Some(slots) = seen.slots.as_ref().filter(|slots| slots.are_shared_by(name)) else { return Sight::Alone };
+    let mut keepers: Vec<Keeper> = Vec::new();
+    for (first, last, keeper, _) in kept(slots, &known.records, name) {
+        let chain = (keeper != name).then_some(keeper);
+        match keepers.last_mut() {
+            // It may have come in another epoch.
+            Some(before) if before.chain.as_deref() == chain => before.last = last,
+            _ => keepers.push(Keeper { first, last, chain: chain.map(Arc::from) }),
+        }
+    }
+    Keepers::new(keepers).map_or(Sight::Unknown, |keepers| Sight::Shared(Arc::new(keepers)))
 }
 
 /// What clients are told by this server, of `own` address. `chain`: it may share the slots with other chains, which is
@@ -323,6 +350,26 @@ mod tests {
         let epoch = |records| format!("{:?}", view_of(Some("a"), &view([1, 2], true), Some(&seen), records));
         assert!(epoch(SlotRecords::new()).starts_with("ClusterView { epoch: 5,"));
         assert!(epoch(records).starts_with("ClusterView { epoch: 7,"));
+    }
+
+    #[test]
+    fn calls_by_thrift_are_told_who_keeps_which_slots() {
+        let slots = Slots::even(&["a", "b"]).unwrap();
+        let record = |state| SlotRecord { state, epoch: 1, chain: "b".into() };
+        let records: SlotRecords = [(3, record(SlotState::Gone)), (8_192, record(SlotState::Here))].into();
+        let known = |seen: Option<Seen>| Known {
+            seen: seen.map(Arc::new),
+            records: Arc::new(records.clone()),
+            ..Known::default()
+        };
+        let keeper = |first, last, chain: Option<&str>| Keeper { first, last, chain: chain.map(Arc::from) };
+        let shared =
+            vec![keeper(0, 2, None), keeper(3, 3, Some("b")), keeper(4, 8_192, None), keeper(8_193, 16_383, Some("b"))];
+        let shared = Sight::Shared(Arc::new(Keepers::new(shared).unwrap()));
+        assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), Some(slots))))), shared);
+        assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), None)))), Sight::Alone);
+        assert_eq!(sight(Some("a"), &known(Some(seen(None, None)))), Sight::Unknown);
+        assert_eq!((sight(Some("a"), &known(None)), sight(None, &known(None))), (Sight::Unknown, Sight::Alone));
     }
 
     #[test]

@@ -91,7 +91,8 @@ impl Plan {
     pub fn parts(&self) -> Parts {
         let folder = Some(self.settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let (resp, disks, rpc) = (self.resp.clone(), self.disks.clone(), self.rpc.clone());
-        Parts { resp, disks, rpc, thrift: self.thrift.clone(), backups: folder.map(PathBuf::from) }
+        let (thrift, registry) = (self.thrift.clone(), self.settings.serve.thrift_registry.clone());
+        Parts { resp, disks, rpc, thrift, ring: None, registry, backups: folder.map(PathBuf::from) }
     }
 }
 

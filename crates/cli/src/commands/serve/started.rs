@@ -12,6 +12,7 @@ use esker::engine::Engine;
 use esker::kv::{Kv, SystemClock};
 use esker_server::http::Running;
 use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server};
+use esker_server::thrift::{Ring, Sharing};
 
 use super::disks::Disks;
 use super::rpc::Rpc;
@@ -35,6 +36,10 @@ pub struct Parts {
     pub rpc: Option<esker_server::grpc::Config>,
     /// A namespace of keys.
     pub thrift: Option<esker_server::thrift::Config>,
+    /// The chains that its keys may be shared with.
+    pub ring: Option<Arc<dyn Ring>>,
+    /// The node of the coordinator below which the server registers for it; empty: it does not.
+    pub registry: String,
     /// The folder that clients may have backups made in.
     pub backups: Option<PathBuf>,
 }
@@ -56,7 +61,7 @@ impl Started {
         parts: Parts,
         stopping: &Arc<Stopping>,
     ) -> Result<Self, Failure> {
-        let Parts { resp, disks, rpc, thrift, backups } = parts;
+        let Parts { resp, disks, rpc, thrift, ring, registry: _, backups } = parts;
         let kv = match &resp.reading {
             Some(_) => Kv::to_read(store.objects(), Arc::new(SystemClock)),
             None => store.kv()?,
@@ -87,7 +92,8 @@ impl Started {
             }
             None => None,
         };
-        let thrift = thrift.map(|config| Thrift::start(store, config)).transpose()?;
+        let sharing = ring.map(|ring| Sharing { moving: handle.moving(), ring });
+        let thrift = thrift.map(|config| Thrift::start(store, config, sharing)).transpose()?;
         Ok(Self { server, disks, rpc, thrift })
     }
 

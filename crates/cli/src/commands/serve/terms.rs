@@ -22,6 +22,7 @@ use esker_server::front::Passed;
 use esker_server::http::Running;
 use esker_server::resp::{Loading, Moment};
 
+use super::keyring::Answers;
 use super::mover::Moves;
 use super::nodes::Nodes;
 use super::plan::Plan;
@@ -224,6 +225,8 @@ impl<H: Heads> Terms<'_, H> {
         let protocols = started.tell(&store, self.seat, self.http);
         let ring = self.ring.filter(|_| heads && self.nodes.is_some());
         let _moves = ring.map(|(chain, host)| Moves::begin(chain, host, protocols.resp.moving())).transpose()?;
+        let answers = protocols.thrift.clone().zip(ring);
+        let _answers = answers.map(|(thrift, (chain, host))| Answers::begin(chain, host, thrift));
         let waiting = self.stopping.serve(self.seat, protocols)?;
         let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut now = *turn;

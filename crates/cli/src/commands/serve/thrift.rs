@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use clap::Args;
 use esker::kv::Kind;
 use esker_server::front::Passed;
-use esker_server::thrift::{self, Address, Config, Handle, NAMESPACE, Server, WriteMode};
+use esker_server::thrift::{self, Address, Config, Handle, NAMESPACE, Server, Sharing, WriteMode};
 
 use super::shared::{Front, addresses};
 use crate::config::ServeSettings;
@@ -27,6 +27,9 @@ pub struct ThriftFlags {
     /// The namespace that is served by Thrift, and its keys: int (decimal numbers) or bytes, the default
     #[arg(long = "thrift-namespace", value_name = "NAME[:KIND]")]
     thrift_namespace: Option<String>,
+    /// The node of ZooKeeper below which to register, such as /data/zdb; in a cluster
+    #[arg(long = "thrift-registry", value_name = "NODE")]
+    thrift_registry: Option<String>,
     /// When writes by Thrift are acknowledged at first: safe (durable) or asynchronous (applied); clients change it
     #[arg(long = "thrift-mode", value_name = "MODE")]
     thrift_mode: Option<String>,
@@ -48,6 +51,7 @@ impl ThriftFlags {
         };
         over(&mut serve.thrift_unix_socket, self.thrift_unix_socket);
         over(&mut serve.thrift_namespace, self.thrift_namespace);
+        over(&mut serve.thrift_registry, self.thrift_registry);
         over(&mut serve.thrift_mode, self.thrift_mode);
         over(&mut serve.thrift_tls, self.thrift_tls);
     }
@@ -126,10 +130,10 @@ pub struct Thrift {
 
 impl Thrift {
     /// Listens and says where.
-    pub fn start(store: &esker::Store, config: Config) -> Result<Self, Failure> {
+    pub fn start(store: &esker::Store, config: Config, sharing: Option<Sharing>) -> Result<Self, Failure> {
         let kind = config.kind;
         let name = config.namespace.clone();
-        let server = Server::bind(config, store.kv()?).map_err(failure)?;
+        let server = Server::bind(config, store.kv()?, sharing).map_err(failure)?;
         for address in server.addresses() {
             say!("thrift     {address} (namespace {name}, {kind} keys)");
         }

@@ -38,7 +38,7 @@ pub(crate) fn redirect(call: &mut Call<'_>, command: &Command) -> Outcome {
 /// Has a command wait whose keys are in a slot that is going to another chain.
 fn hold(call: &mut Call<'_>, command: &Command) -> Outcome {
     let all = is_of_all_keys(command) && command.flags & WRITE != 0;
-    let held = call.shared.keyspace.gate.hold(command.keys_of(call.args), all);
+    let held = call.shared.keyspace.gate.hold(command.keys_of(call.args).map(esker_kv::slot_of), all);
     wait(call, held)
 }
 
@@ -121,7 +121,8 @@ pub(crate) fn redirect_queue(call: &mut Call<'_>, queue: &[Queued]) -> Outcome {
     }
     let gate = &call.shared.keyspace.gate;
     let clears = queue.iter().any(|queued| is_of_all_keys(command(queued)) && command(queued).flags & WRITE != 0);
-    let held = gate.hold(keys(), false).or_else(|| if clears { gate.hold(keys(), true) } else { None });
+    let slots = || keys().map(esker_kv::slot_of);
+    let held = gate.hold(slots(), false).or_else(|| if clears { gate.hold(slots(), true) } else { None });
     wait(call, held)
 }
 

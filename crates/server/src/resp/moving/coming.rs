@@ -7,15 +7,16 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use esker_kv::{Durability, Entry, Key, Namespace, Txn, slot_of};
+use esker_kv::{Durability, Entry, Key, Namespace, Txn};
 use esker_wire::proto::chain as proto;
 
 use crate::resp::cluster::ClusterView;
 use crate::resp::config::DATABASES;
 use crate::resp::keyspace::{Database, Head};
 use crate::resp::moving::arrivals::Arrival;
-use crate::resp::moving::gate::Located;
+use crate::resp::moving::gate::{Located, Space};
 use crate::resp::moving::records::{self, SlotEpoch, SlotState};
+use crate::resp::moving::spaces::Spaces;
 use crate::resp::moving::{MoveError, Moving};
 
 type Result<T> = std::result::Result<T, MoveError>;
@@ -28,13 +29,17 @@ const SETTLED: &str = "settled";
 const REMOVE_KEYS: usize = 512;
 
 impl Moving {
-    /// These slots will come from the chain `from`, each in this epoch: removes what is left of them here. Goes through
-    /// all keys once.
+    /// These slots will come from the chain `from`, which serves this namespace by Thrift ([`Moving::thrift`]), each in
+    /// this epoch: removes what is left of them here. Goes through all keys once.
     ///
     /// # Errors
-    /// [`MoveError::Kept`], [`MoveError::HasKeys`]; the store's.
-    pub fn begin(&self, called: u64, from: &str, slots: &[SlotEpoch]) -> Result<()> {
+    /// [`MoveError::Kept`], [`MoveError::HasKeys`], [`MoveError::Thrift`]; the store's.
+    pub fn begin(&self, called: u64, (from, thrift): (&str, &str), slots: &[SlotEpoch]) -> Result<()> {
         let _alone = self.0.coming.beginning.lock();
+        let own = self.thrift();
+        if !thrift.is_empty() && thrift != own {
+            return Err(MoveError::Thrift { theirs: thrift.to_owned(), own });
+        }
         let records = self.records();
         let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
         for (slot, epoch) in slots {
@@ -56,11 +61,13 @@ impl Moving {
         self.0.coming.begun.lock().retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
         let shares = view.as_ref().is_some_and(|view| view.heads_any()) || !records.is_empty();
         let (mut left, mut others) = (Vec::new(), 0);
-        self.each_key(&|| !self.is_over(), &mut |database, key| {
+        // Writers that had not heard yet that the slots are shared.
+        self.fence();
+        Spaces::of(&self.0.keyspace)?.each_key(&|| !self.is_over(), &mut |space, slot, key| {
             // Until it shares slots all its keys are of clients of its own.
             others += u64::from(!shares);
-            if shares && wanted.contains_key(&slot_of(key)) {
-                left.push((database, Bytes::copy_from_slice(key)));
+            if shares && wanted.contains_key(&slot) {
+                left.push((space, Bytes::copy_from_slice(key)));
             }
             if left.len() >= REMOVE_KEYS {
                 self.remove(&std::mem::take(&mut left))?;
@@ -82,15 +89,11 @@ impl Moving {
     }
 
     fn remove(&self, keys: &[Located]) -> Result<()> {
-        let keyspace = &self.0.keyspace;
-        let databases = keys.iter().map(|(index, key)| Ok((keyspace.database(*index)?, key)));
-        let databases: Vec<_> = databases.collect::<esker_kv::Result<_>>()?;
-        let located: Vec<(&Namespace, Key<'_>)> =
-            databases.iter().map(|(database, key)| database.locate(key)).collect();
+        let (keyspace, spaces) = (&self.0.keyspace, Spaces::of(&self.0.keyspace)?);
+        let located: Vec<(&Namespace, Key<'_>)> = keys.iter().map(|key| spaces.locate(key)).collect::<Result<_>>()?;
         keyspace.kv.transact(&located, Durability::Applied, |txn| {
             txn.give_back();
-            databases.iter().try_for_each(|(database, key)| keyspace.remove(txn, database, key).map(drop))?;
-            Ok::<_, MoveError>(())
+            keys.iter().try_for_each(|key| spaces.remove(txn, key))
         })
     }
 
@@ -105,28 +108,41 @@ impl Moving {
         if first {
             arrival.clears = keyspace.gate.clears();
         }
+        let spaces = Spaces::of(keyspace)?;
         let mut opened = Vec::with_capacity(parts.len());
         for part in parts {
-            let slot = slot_of(&part.key);
+            let index = u8::try_from(part.database).ok().filter(|index| usize::from(*index) < DATABASES);
+            let index = index.ok_or(MoveError::Malformed("KeyPart.database: expected one of 0 to 15"))?;
+            let space = if part.thrift { Space::Thrift } else { Space::Database(index) };
+            let key = (space, part.key.clone());
+            let slot = spaces.slot_of(&key)?;
             if !arrival.slots.contains_key(&slot) {
                 return Err(MoveError::OtherSlot(slot));
             }
-            let index = u8::try_from(part.database).ok().filter(|index| usize::from(*index) < DATABASES);
-            let index = index.ok_or(MoveError::Malformed("KeyPart.database: expected one of 0 to 15"))?;
             let what = part.what.as_ref().ok_or(MoveError::Malformed("KeyPart.what: it says nothing"))?;
             if matches!(what, proto::key_part::What::Fields(_)) {
                 keyspace.expect_hashes();
             }
-            opened.push((keyspace.database(index)?, part, what));
+            opened.push((key, part, what));
         }
         let located: Vec<(&Namespace, Key<'_>)> =
-            opened.iter().map(|(database, part, _)| database.locate(&part.key)).collect();
+            opened.iter().map(|(key, ..)| spaces.locate(key)).collect::<Result<_>>()?;
         keyspace.kv.transact(&located, Durability::Applied, |txn| {
-            opened.iter().try_for_each(|(database, part, what)| match what {
-                proto::key_part::What::Value(value) => {
-                    Ok(keyspace.put_string(txn, database, &part.key, value, part.expires_ms)?)
+            opened.iter().try_for_each(|(key, part, what)| match (key.0, what) {
+                (Space::Database(index), proto::key_part::What::Value(value)) => {
+                    Ok(keyspace.put_string(txn, keyspace.database(index)?, &part.key, value, part.expires_ms)?)
                 }
-                proto::key_part::What::Fields(fields) => self.put_fields(txn, database, part, fields),
+                (Space::Database(index), proto::key_part::What::Fields(fields)) => {
+                    self.put_fields(txn, keyspace.database(index)?, part, fields)
+                }
+                (Space::Thrift, proto::key_part::What::Value(value)) => {
+                    let (namespace, key) = spaces.locate(key)?;
+                    txn.put_value(namespace, key, value, part.expires_ms, 0);
+                    Ok(())
+                }
+                (Space::Thrift, proto::key_part::What::Fields(_)) => {
+                    Err(MoveError::Malformed("KeyPart.fields: a key of Thrift's namespace has a value"))
+                }
             })
         })
     }

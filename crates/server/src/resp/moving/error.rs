@@ -28,6 +28,14 @@ pub enum MoveError {
     /// The chain that slots were to come to has keys of clients of its own.
     #[error("this chain shares no slots yet, and holds {0} keys of clients of its own: empty it first")]
     HasKeys(u64),
+    /// The chains serve different namespaces by Thrift.
+    #[error("this chain serves {own:?} by Thrift, and not {theirs:?}: the same thrift_namespace is to be set for both")]
+    Thrift {
+        /// That of the chain that slots were to come from.
+        theirs: String,
+        /// That of this one; empty: none.
+        own: String,
+    },
     /// It was never begun here, or is over, or another head has taken over since.
     #[error("no move {0:016x} is under way here")]
     NoMove(u64),

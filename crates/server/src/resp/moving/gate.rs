@@ -21,8 +21,17 @@ use parking_lot::Mutex;
 
 use crate::resp::moving::records::{SlotRecords, SlotState};
 
-/// A key in its database.
-pub(crate) type Located = (u8, Bytes);
+/// What holds a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Space {
+    /// A database of the Redis protocol.
+    Database(u8),
+    /// The namespace that is served by Thrift.
+    Thrift,
+}
+
+/// A key where it is; an int key of Thrift's namespace as eight bytes, the highest first.
+pub(crate) type Located = (Space, Bytes);
 
 /// What becomes of a command with a key in a slot that is going.
 pub(crate) enum Held {
@@ -47,12 +56,11 @@ impl Gathered {
         key.len() + 96
     }
 
-    fn add(&mut self, database: u8, key: &[u8]) {
-        let slot = slot_of(key);
+    fn add(&mut self, space: Space, slot: u16, key: &[u8]) {
         if !self.slots.contains(&slot) {
             return;
         }
-        if self.keys.entry(slot).or_default().insert((database, Bytes::copy_from_slice(key))) {
+        if self.keys.entry(slot).or_default().insert((space, Bytes::copy_from_slice(key))) {
             self.bytes += Self::weight(key);
         }
         // Of one slot all keys are kept, however many.
@@ -162,8 +170,8 @@ impl Gate {
         }
     }
 
-    /// What becomes of a command with these keys; `None`: it is run. `all`: it is about all keys.
-    pub(crate) fn hold<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>, all: bool) -> Option<Held> {
+    /// What becomes of a command with keys of these slots; `None`: it is run. `all`: it is about all keys.
+    pub(crate) fn hold(&self, mut slots: impl Iterator<Item = u16>, all: bool) -> Option<Held> {
         if !self.is_closed() {
             return None;
         }
@@ -171,7 +179,7 @@ impl Gate {
         let mut waiting = self.waiting.lock();
         let records = self.records.load();
         let leaves = |slot: &u16| records.get(slot).is_some_and(|record| record.state == SlotState::Leaving);
-        let slot = if all { records.keys().copied().find(leaves) } else { keys.by_ref().map(slot_of).find(leaves) };
+        let slot = if all { records.keys().copied().find(leaves) } else { slots.find(leaves) };
         let slot = slot?;
         if self.refuses.load(Ordering::SeqCst) {
             return Some(Held::Refused(slot));
@@ -194,13 +202,18 @@ impl Gate {
         self.gathers.load(Ordering::SeqCst)
     }
 
-    /// Notes a key that is written, or found.
-    pub(crate) fn note(&self, database: u8, key: &[u8]) {
+    /// Notes a key of a slot that is written, or found.
+    pub(crate) fn note(&self, space: Space, slot: impl FnOnce() -> u16, key: &[u8]) {
         if self.gathers()
             && let Some(gathered) = &mut *self.gathered.lock()
         {
-            gathered.add(database, key);
+            gathered.add(space, slot(), key);
         }
+    }
+
+    /// Notes a key of a database.
+    pub(crate) fn note_in(&self, database: u8, key: &[u8]) {
+        self.note(Space::Database(database), || slot_of(key), key);
     }
 
     /// What is gathered.
@@ -248,7 +261,7 @@ mod tests {
     fn who_has_a_key_of_a_slot_that_leaves_waits_until_that_changes() {
         let gate = Gate::new(SlotRecords::new());
         // foo is of slot 12182, bar of 5061.
-        let hold = |key: &'static [u8]| gate.hold([key].into_iter(), false);
+        let hold = |key: &'static [u8]| gate.hold([slot_of(key)].into_iter(), false);
         assert!(hold(b"foo").is_none());
         gate.set(records(12_182, SlotState::Leaving));
         assert!(hold(b"bar").is_none() && gate.hold(std::iter::empty(), true).is_some());
@@ -263,26 +276,26 @@ mod tests {
         woken.wait().unwrap();
         assert!(matches!(hold(b"foo"), Some(Held::Refused(12_182))));
         gate.set(records(1, SlotState::Leaving));
-        assert!(gate.hold([&b"bar"[..], b"foo"].into_iter(), false).is_none());
+        assert!(gate.hold([&b"bar"[..], b"foo"].map(slot_of).into_iter(), false).is_none());
     }
 
     #[test]
     fn what_does_not_fit_is_forgotten_from_the_highest_slot_on() {
         let gate = Gate::new(SlotRecords::new());
-        gate.note(0, b"foo");
+        gate.note_in(0, b"foo");
         gate.gather([5_061, 12_182], 250);
         for (database, key) in [(0, &b"foo"[..]), (0, b"bar"), (0, b"hello"), (0, b"foo"), (1, b"bar")] {
-            gate.note(database, key);
+            gate.note_in(database, key);
         }
         let counts = gate.gathered(|gathered| (gathered.count(5_061), gathered.count(12_182), gathered.bytes));
         assert_eq!(counts, Some((Some(2), None, 2 * 99)));
         // The last one is kept whole.
         for number in 0..10 {
-            gate.note(0, format!("{{bar}}{number}").as_bytes());
+            gate.note_in(0, format!("{{bar}}{number}").as_bytes());
         }
         let keys = gate.gathered(|gathered| gathered.take(5_061)).unwrap().unwrap();
         assert_eq!((keys.len(), gate.gathered(|gathered| gathered.bytes)), (12, Some(0)));
-        gate.note(0, b"bar");
+        gate.note_in(0, b"bar");
         assert_eq!(gate.gathered(|gathered| gathered.count(5_061)), Some(None));
         gate.end_gathering();
         assert!(!gate.gathers() && gate.gathered(|_| ()).is_none());

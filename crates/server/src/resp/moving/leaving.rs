@@ -9,17 +9,16 @@ use esker_kv::{Durability, Entry, Key, Namespace, Scan};
 use esker_wire::proto::chain as proto;
 use esker_wire::proto::store::Pair;
 
-use crate::resp::keyspace::{Database, HASH, Head, key_text};
-use crate::resp::moving::gate::Located;
+use crate::resp::keyspace::{Database, HASH, Head};
+use crate::resp::moving::gate::{Located, Space};
 use crate::resp::moving::records::{self, SlotEpoch, SlotRecord, SlotRecords, SlotState};
+use crate::resp::moving::spaces::Spaces;
 use crate::resp::moving::{MoveError, Moving};
 
 type Result<T> = std::result::Result<T, MoveError>;
 
 /// Keys that are gathered at once, in bytes of memory, about.
 const GATHERED_BYTES_MAX: usize = 64 << 20;
-/// Keys that are looked at with one call.
-const PAGE_KEYS: usize = 4_096;
 /// Keys that are removed in one transaction.
 const GIVE_KEYS: usize = 512;
 /// Fields of a hash that are read at once, and their bytes.
@@ -55,7 +54,7 @@ impl Closed {
 
 impl Moving {
     /// Waits for writers that have asked before whether they may go on.
-    fn fence(&self) {
+    pub(super) fn fence(&self) {
         let keyspace = &self.0.keyspace;
         drop(keyspace.kv.begin_exclusive());
         keyspace.wait_for_blind_writers();
@@ -70,37 +69,10 @@ impl Moving {
         let keyspace = &self.0.keyspace;
         keyspace.gate.gather(slots.iter().copied(), GATHERED_BYTES_MAX);
         self.fence();
-        self.each_key(goes_on, &mut |database, key| {
-            keyspace.gate.note(database, key);
+        Spaces::of(keyspace)?.each_key(goes_on, &mut |space, slot, key| {
+            keyspace.gate.note(space, || slot, key);
             Ok(())
         })
-    }
-
-    /// Calls `each` with all keys there are, by database.
-    pub(super) fn each_key(
-        &self,
-        goes_on: &dyn Fn() -> bool,
-        each: &mut dyn FnMut(u8, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        for database in self.0.keyspace.open_databases() {
-            for namespace in database.namespaces() {
-                let mut scan = Scan::all().keys().limited(PAGE_KEYS);
-                loop {
-                    if !goes_on() {
-                        return Err(MoveError::Over);
-                    }
-                    let page = namespace.scan(&scan).wait()?;
-                    for (key, _) in &page {
-                        each(database.index, &key_text(key))?;
-                    }
-                    match page.last() {
-                        Some((last, _)) => scan = scan.after(last.clone()),
-                        None => break,
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// How many keys there are of a slot; `None`: they are not gathered.
@@ -155,9 +127,9 @@ impl Moving {
     pub fn find(&self, slots: Vec<SlotEpoch>, to: String, goes_on: &dyn Fn() -> bool) -> Result<Closed> {
         let wanted: std::collections::BTreeSet<u16> = slots.iter().map(|(slot, _)| *slot).collect();
         let mut keys = Vec::new();
-        self.each_key(goes_on, &mut |database, key| {
-            if wanted.contains(&esker_kv::slot_of(key)) {
-                keys.push((database, Bytes::copy_from_slice(key)));
+        Spaces::of(&self.0.keyspace)?.each_key(goes_on, &mut |space, slot, key| {
+            if wanted.contains(&slot) {
+                keys.push((space, Bytes::copy_from_slice(key)));
             }
             Ok(())
         })?;
@@ -179,16 +151,21 @@ impl Moving {
         put: &mut dyn FnMut(bool, Vec<proto::KeyPart>) -> std::result::Result<(), E>,
     ) -> std::result::Result<u64, E> {
         let mut sending = Sending { parts: Vec::new(), bytes: 0, all: 0, first: true, put };
-        for (database, key) in &closed.keys {
-            let database = self.0.keyspace.database(*database).map_err(MoveError::from)?;
-            let (namespace, located) = database.locate(key);
+        let spaces = Spaces::of(&self.0.keyspace)?;
+        for located in &closed.keys {
+            let (space, key) = located;
+            let (namespace, in_it) = spaces.locate(located)?;
             // It may have been removed, or have expired.
-            let Some(entry) = namespace.entry(located).wait().map_err(MoveError::from)? else { continue };
-            if entry.tag == HASH {
-                self.read_hash(database, key, &entry, &mut sending)?;
-            } else {
-                let bytes = key.len() + entry.value.len();
-                sending.add(part(database, key, &entry, proto::key_part::What::Value(entry.value.clone())), bytes)?;
+            let Some(entry) = namespace.entry(in_it).wait().map_err(MoveError::from)? else { continue };
+            match space {
+                Space::Database(index) if entry.tag == HASH => {
+                    let database = self.0.keyspace.database(*index).map_err(MoveError::from)?;
+                    self.read_hash(database, key, &entry, &mut sending)?;
+                }
+                _ => {
+                    let (bytes, value) = (key.len() + entry.value.len(), entry.value.clone());
+                    sending.add(part(*space, key, &entry, proto::key_part::What::Value(value)), bytes)?;
+                }
             }
         }
         sending.end()
@@ -216,7 +193,7 @@ impl Moving {
             let pairs: Vec<Pair> = page.into_iter().map(field).collect();
             let bytes = pairs.iter().map(|pair| pair.key.len() + pair.value.len()).sum::<usize>() + key.len();
             let what = proto::key_part::What::Fields(proto::HashFields { more, pairs });
-            sending.add(part(database, key, entry, what), bytes)?;
+            sending.add(part(Space::Database(database.index), key, entry, what), bytes)?;
             more = true;
         }
     }
@@ -228,21 +205,17 @@ impl Moving {
     pub fn give(&self, closed: &Closed) -> Result<()> {
         let keyspace = &self.0.keyspace;
         let next = self.noted(&closed.slots, SlotState::Gone, &closed.to);
-        let server = self.server()?;
+        let (server, spaces) = (self.server()?, Spaces::of(keyspace)?);
         let chunks: Vec<&[Located]> = closed.keys.chunks(GIVE_KEYS).collect();
         let last = chunks.len().saturating_sub(1);
         for at in 0..=last {
             let keys = chunks.get(at).copied().unwrap_or_default();
-            let databases = keys.iter().map(|(index, key)| Ok((keyspace.database(*index)?, key)));
-            let databases: Vec<_> = databases.collect::<esker_kv::Result<_>>()?;
             let located: Vec<(&Namespace, Key<'_>)> =
-                databases.iter().map(|(database, key)| database.locate(key)).collect();
+                keys.iter().map(|key| spaces.locate(key)).collect::<Result<_>>()?;
             let durability = if at == last { Durability::Always } else { Durability::Applied };
             keyspace.kv.transact(&located, durability, |txn| {
                 txn.give_back();
-                for (database, key) in &databases {
-                    keyspace.remove(txn, database, key)?;
-                }
+                keys.iter().try_for_each(|key| spaces.remove(txn, key))?;
                 if at == last {
                     records::write(txn, &server, next.iter().map(|(slot, record)| (*slot, Some(record))));
                 }
@@ -289,13 +262,12 @@ impl Moving {
     }
 }
 
-fn part(database: &Database, key: &Bytes, entry: &Entry, what: proto::key_part::What) -> proto::KeyPart {
-    proto::KeyPart {
-        database: u32::from(database.index),
-        key: key.clone(),
-        expires_ms: entry.expires_ms,
-        what: Some(what),
-    }
+fn part(space: Space, key: &Bytes, entry: &Entry, what: proto::key_part::What) -> proto::KeyPart {
+    let (database, thrift) = match space {
+        Space::Database(index) => (u32::from(index), false),
+        Space::Thrift => (0, true),
+    };
+    proto::KeyPart { database, thrift, key: key.clone(), expires_ms: entry.expires_ms, what: Some(what) }
 }
 
 /// Parts that are put together.

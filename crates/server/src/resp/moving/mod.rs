@@ -24,6 +24,7 @@ mod error;
 pub(crate) mod gate;
 mod leaving;
 pub(crate) mod records;
+pub(crate) mod spaces;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +57,21 @@ impl Moving {
         if !self.0.is_stopping() {
             self.0.stopped.wait_for(&mut held, within);
         }
+    }
+
+    /// The keys, with the locks that those who move their slots wait for.
+    pub(crate) fn kv(&self) -> &esker_kv::Kv {
+        &self.0.keyspace.kv
+    }
+
+    /// What is asked before keys are touched.
+    pub(crate) fn gate(&self) -> &gate::Gate {
+        &self.0.keyspace.gate
+    }
+
+    /// The namespace that is served by Thrift, with the kind of its keys behind a colon; empty: none is.
+    pub fn thrift(&self) -> String {
+        self.0.keyspace.thrift_kind().map_or(String::new(), |(name, kind)| format!("{name}:{kind}"))
     }
 
     fn server(&self) -> esker_kv::Result<esker_kv::Namespace> {

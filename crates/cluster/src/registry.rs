@@ -1,0 +1,220 @@
+//! Instances of a service as clients of Zing Database look for them: nodes that are gone with their server's session.
+//!
+//! `SERVICE/PROTOCOL_MARK:HOST:PORT`, which holds the same text → [`Instance`] → the keys from the mark before up to
+//! its own are there
+//!
+//! Invariants:
+//! 1. A server changes no node but those of its own address.
+//! 2. What is no instance is named, and keeps none from being found.
+//!
+//! Source: Zing Database: high-performance key-value store for large-scale storage service (2015), 2.6.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use zookeeper_client as zk;
+
+use crate::coordinator::Coordinator;
+use crate::error::{Error, Result};
+use crate::session::Call;
+
+/// Longest protocol, in bytes.
+const PROTOCOL_BYTES_MAX: usize = 64;
+
+/// A server of a service: it has the keys below its mark, down to the next lower mark of another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instance {
+    /// The end of its keys: the first key, or slot, that it does not have.
+    pub mark: u64,
+    /// How it is spoken to, such as `thriftbinary`.
+    pub protocol: String,
+    /// Its name or address.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+/// What cannot be an instance.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no instance of a service: one looks like thriftbinary_10000000:10.0.0.1:9901")]
+pub struct InstanceError {
+    text: String,
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mark, protocol, host, port } = self;
+        write!(f, "{protocol}_{mark}:{host}:{port}")
+    }
+}
+
+impl FromStr for Instance {
+    type Err = InstanceError;
+
+    /// As it is displayed, or with a blank or a colon between protocol and mark, as the paper prints it.
+    fn from_str(text: &str) -> std::result::Result<Self, InstanceError> {
+        let parsed = || {
+            let at = text.find(['_', ' ', ':'])?;
+            let (protocol, rest) = (&text[..at], &text[at + 1..]);
+            let (mark, rest) = rest.split_once(':')?;
+            let (host, port) = rest.rsplit_once(':')?;
+            let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+            let fits = (1..=PROTOCOL_BYTES_MAX).contains(&protocol.len()) && !host.is_empty();
+            let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+            if !fits || !is_plain(protocol) || !is_plain(host) || !digits(mark) || !digits(port) {
+                return None;
+            }
+            let port = port.parse().ok().filter(|port| *port > 0)?;
+            Some(Self { mark: mark.parse().ok()?, protocol: protocol.into(), host: host.into(), port })
+        };
+        parsed().ok_or_else(|| InstanceError { text: text.to_owned() })
+    }
+}
+
+/// What stands below the node of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instances {
+    /// By mark.
+    pub found: Vec<Instance>,
+    /// Nodes that are none, and why.
+    pub strange: Vec<InstanceError>,
+}
+
+/// Refuses what cannot be the node of a service.
+///
+/// # Errors
+/// [`Error::Refused`].
+fn check(service: &str) -> Result<()> {
+    let bad = |letter: char| letter.is_control() || letter.is_whitespace();
+    let parts = service.strip_prefix('/').map(|rest| rest.split('/').collect::<Vec<_>>()).unwrap_or_default();
+    let fits = |part: &&str| !part.is_empty() && *part != "." && *part != ".." && !part.contains(bad);
+    if parts.is_empty() || !parts.iter().all(fits) || parts[0] == "zookeeper" {
+        let reason = "the node of a service is a path such as /data/zdb".to_owned();
+        return Err(Error::Refused { node: service.to_owned(), reason });
+    }
+    Ok(())
+}
+
+impl Coordinator {
+    /// The instances below the node of a service; none, where there is no such node.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where that can be no node, [`Error::Unreachable`].
+    pub async fn instances(&self, service: &str) -> Result<Instances> {
+        check(service)?;
+        let call = self.call().await?;
+        let (found, strange): (Vec<_>, Vec<_>) = children(&call, service)
+            .await?
+            .iter()
+            .map(|name| name.parse::<Instance>())
+            .partition(|parsed| parsed.is_ok());
+        let mut found: Vec<Instance> = found.into_iter().flatten().collect();
+        found.sort_unstable();
+        Ok(Instances { found, strange: strange.into_iter().filter_map(std::result::Result::err).collect() })
+    }
+
+    /// Has these instances stand below the node of a service, for as long as the session lasts, and no others at their
+    /// addresses and those of `before`. To be called again and again: a session may end.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where that can be no node, [`Error::Unreachable`], [`Error::Unknown`].
+    pub async fn announce(
+        &self,
+        service: &str,
+        wanted: &BTreeSet<Instance>,
+        before: &BTreeSet<Instance>,
+    ) -> Result<()> {
+        check(service)?;
+        let call = self.call().await?;
+        let own: BTreeSet<(&str, u16)> =
+            wanted.iter().chain(before).map(|instance| (instance.host.as_str(), instance.port)).collect();
+        let mut there: BTreeMap<Instance, String> = BTreeMap::new();
+        for name in children(&call, service).await? {
+            let Ok(instance) = name.parse::<Instance>() else { continue };
+            if own.contains(&(instance.host.as_str(), instance.port)) {
+                there.insert(instance, name);
+            }
+        }
+        let session = call.client.session_id().0;
+        for (instance, name) in &there {
+            let node = format!("{service}/{name}");
+            let owner = call.read(&node, call.client.check_stat(&node)).await?.ok().flatten();
+            let is_ours = owner.is_some_and(|stat| stat.ephemeral_owner == session);
+            if !wanted.contains(instance) || !is_ours {
+                // Whether it is gone already does not matter.
+                let _ = call.write(&node, call.client.delete(&node, None)).await?;
+            }
+        }
+        let mut ensured = false;
+        for instance in wanted {
+            let node = format!("{service}/{instance}");
+            let text = instance.to_string();
+            loop {
+                let ephemeral = zk::CreateMode::Ephemeral.with_acls(zk::Acls::anyone_all());
+                match call.write(&node, call.client.create(&node, text.as_bytes(), &ephemeral)).await? {
+                    Err(crate::session::Refusal::Absent) if !ensured => {
+                        call.ensure(service).await?;
+                        ensured = true;
+                    }
+                    // It stands already, by this session.
+                    Ok(_) | Err(_) => break,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn children(call: &Call, service: &str) -> Result<Vec<String>> {
+    Ok(call.read(service, call.client.list_children(service)).await?.unwrap_or_default())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_read_in_each_spelling_and_written_in_one() {
+        let instance =
+            Instance { mark: 10_000_000, protocol: "thriftbinary".into(), host: "20.192.5.18".into(), port: 9_901 };
+        assert_eq!(instance.to_string(), "thriftbinary_10000000:20.192.5.18:9901");
+        for text in [
+            "thriftbinary_10000000:20.192.5.18:9901",
+            "thriftbinary 10000000:20.192.5.18:9901",
+            "thriftbinary:10000000:20.192.5.18:9901",
+        ] {
+            assert_eq!(text.parse(), Ok(instance.clone()), "{text}");
+        }
+        let other: Instance = "thriftbinary_1:[::1]:9901".parse().unwrap();
+        assert_eq!((other.host.as_str(), other.port), ("[::1]", 9_901));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for text in [
+            "",
+            "_",
+            "thriftbinary",
+            "thriftbinary_10",
+            "thriftbinary_10:host",
+            "thriftbinary_10::9901",
+            "thriftbinary_ten:host:9901",
+            "thriftbinary_+10:host:9901",
+            "thriftbinary_99999999999999999999:host:9901",
+            "thriftbinary_10:host:0",
+            "thriftbinary_10:host:70000",
+            "thriftbinary_10:ho st:9901",
+            "_10:host:9901",
+            &format!("{}_10:host:9901", "p".repeat(65)),
+        ] {
+            let error = text.parse::<Instance>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+        for service in ["", "data", "/", "/data/", "/data//zdb", "/data/../zdb", "/zookeeper/x", "/a b"] {
+            assert!(check(service).is_err(), "{service}");
+        }
+        assert!(check("/data/zdb").is_ok());
+    }
+}

@@ -1,0 +1,158 @@
+//! What a server asks the head of another chain on behalf of its own clients, whose keys that chain keeps.
+//!
+//! ```text
+//! client's call → [`KeyCalls::ask`] → connection to the other chain's head, which is kept → service
+//!               → [`AnswersKeys`] of that chain
+//! ```
+//!
+//! Invariants:
+//! 1. Each call ends in time.
+//! 2. That nothing was done is said only where the request did not reach what would do it.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use esker_peers::TlsFiles;
+use esker_wire::proto::chain::keys_client::KeysClient;
+use esker_wire::proto::chain::keys_server::{Keys, KeysServer};
+use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use crate::desk::Desk;
+
+/// Longest message, in bytes: an answer of many values.
+const MESSAGE_BYTES_MAX: usize = 96 << 20;
+/// A connection that is not there by then does not come.
+const CONNECT: Duration = Duration::from_secs(2);
+/// An answer that is not there by then does not come: longer than any call waits there.
+const ANSWER: Duration = Duration::from_secs(75);
+
+/// What is on its way.
+pub type Answering = Pin<Box<dyn Future<Output = AskKeysResponse> + Send>>;
+
+/// What answers for a chain that this server heads.
+pub trait AnswersKeys: Send + Sync + 'static {
+    /// Does what is asked for.
+    fn answer(&self, request: AskKeysRequest) -> Answering;
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// Nothing was done.
+    NotAsked(String),
+    /// It is not known what was done.
+    Unknown(String),
+}
+
+struct Service(Weak<Desk<dyn AnswersKeys>>);
+
+/// The calls, which this desk answers for as long as it is there.
+pub(crate) fn service(desk: &Arc<Desk<dyn AnswersKeys>>) -> KeysServer<impl Keys + use<>> {
+    let service = KeysServer::new(Service(Arc::downgrade(desk)));
+    service.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
+}
+
+#[tonic::async_trait]
+impl Keys for Service {
+    async fn ask_keys(&self, request: Request<AskKeysRequest>) -> Result<Response<AskKeysResponse>, Status> {
+        let request = request.into_inner();
+        let desk = self.0.upgrade().ok_or_else(|| Status::failed_precondition("this server has stopped"))?;
+        desk.check(&request.cluster)?;
+        let answers = desk.of(&request.chain)?;
+        Ok(Response::new(answers.answer(request).await))
+    }
+}
+
+/// Connections to the heads of other chains.
+pub(crate) struct KeyCalls {
+    cluster: String,
+    tls: Option<TlsFiles>,
+    /// It outlasts the terms whose clients ask; there is none before the first of them does.
+    runtime: OnceLock<Runtime>,
+    open: Mutex<HashMap<String, KeysClient<Channel>>>,
+}
+
+impl KeyCalls {
+    pub(crate) fn new(cluster: &str, tls: Option<&TlsFiles>) -> Arc<Self> {
+        let (cluster, tls) = (cluster.to_owned(), tls.cloned());
+        Arc::new(Self { cluster, tls, runtime: OnceLock::new(), open: Mutex::default() })
+    }
+
+    /// What runs the connections.
+    fn runtime(&self) -> std::io::Result<&Runtime> {
+        if let Some(runtime) = self.runtime.get() {
+            return Ok(runtime);
+        }
+        let made = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("esker-asks")
+            .enable_all()
+            .build()?;
+        // Of two that were made at once one stays.
+        if let Err(other) = self.runtime.set(made) {
+            other.shutdown_background();
+        }
+        self.runtime.get().ok_or_else(|| std::io::ErrorKind::Other.into())
+    }
+
+    async fn connection(&self, address: &str) -> Result<KeysClient<Channel>, Unanswered> {
+        if let Some(open) = self.open.lock().get(address) {
+            return Ok(open.clone());
+        }
+        let not_asked = |why: String| Unanswered::NotAsked(format!("{address}: {why}"));
+        let runtime = self.runtime().map_err(|error| not_asked(error.to_string()))?;
+        let (to, tls) = (address.to_owned(), self.tls.clone());
+        let connecting = async move { tokio::time::timeout(CONNECT, esker_peers::connect(&to, tls.as_ref())).await };
+        let connected = runtime.spawn(connecting).await.map_err(|error| not_asked(error.to_string()))?;
+        let channel = connected.map_err(|_| not_asked("it does not answer".into()))?.map_err(not_asked)?;
+        let client = KeysClient::new(channel)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        self.open.lock().insert(address.to_owned(), client.clone());
+        Ok(client)
+    }
+
+    /// Asks what listens for peers at `HOST:PORT`, and heads this chain.
+    pub(crate) async fn ask(
+        &self,
+        address: &str,
+        chain: &str,
+        request: AskKeysRequest,
+    ) -> Result<AskKeysResponse, Unanswered> {
+        let mut client = self.connection(address).await?;
+        let request = AskKeysRequest { chain: chain.to_owned(), cluster: self.cluster.clone(), ..request };
+        let told = |why: &str| format!("the head of the chain {chain} ({address}): {why}");
+        match tokio::time::timeout(ANSWER, client.ask_keys(request)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            // Those of the service, before it begins.
+            Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+                Err(Unanswered::NotAsked(told(status.message())))
+            }
+            Ok(Err(status)) => {
+                // The next call makes another, and so finds whether it can be reached.
+                self.open.lock().remove(address);
+                Err(Unanswered::Unknown(told(status.message())))
+            }
+            Err(_) => Err(Unanswered::Unknown(told(&format!("no answer within {} s", ANSWER.as_secs())))),
+        }
+    }
+
+    /// Ends all connections.
+    pub(crate) fn stop(&self) {
+        self.open.lock().clear();
+    }
+}
+
+impl Drop for KeyCalls {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Calls about keys that this chain keeps, while their slots may go to other chains.
+//!
+//! call → its slots: closed ones are waited for → done here → what was only read counts if its slots are still here
+//! · else it is another chain's
+//!
+//! Invariant: what is answered was this chain's when it was done.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use esker_kv::{OwnedKey, SLOTS};
+use tokio::time::timeout_at;
+
+use super::call::Asked;
+use super::encode::{Exception, Given};
+use super::ring::{Sharing, Sight, Stand};
+use super::service::{KeyService, Stopped};
+
+/// How often a page is read anew where slots came or went meanwhile.
+const PAGE_ATTEMPTS: usize = 256;
+
+/// Why nothing is done before the chains were seen.
+pub(super) const UNKNOWN: &str = "it is not known yet which chain keeps which keys";
+
+/// What a call has come to.
+#[derive(Debug)]
+pub(super) enum Kept<T> {
+    /// It is done.
+    Done(T),
+    /// Nothing was done: another chain keeps some of its keys.
+    Elsewhere,
+}
+
+/// Pairs in the order of keys, of the slots that this chain keeps.
+#[derive(Debug)]
+pub(super) struct KeptPage {
+    pub(super) pairs: Vec<(OwnedKey, Bytes)>,
+    /// The last key that was looked at; `None`: there are none behind it.
+    pub(super) last: Option<OwnedKey>,
+    /// From the first slot to the last.
+    pub(super) spans: Vec<(u16, u16)>,
+}
+
+/// A slot is closed for longer than a call waits.
+fn lasts(slot: Option<u16>) -> Exception {
+    let what = slot.map_or("slots of its keys go".into(), |slot| format!("slot {slot} of its keys goes"));
+    Exception::internal(format!("{what} to another chain, which lasts; nothing was done: try again"))
+}
+
+/// Waits until slots are not closed any more, or `until`; whether they are this chain's.
+async fn are_here(sharing: &Sharing, slots: &[u16], all: bool, until: Instant) -> Result<bool, Exception> {
+    loop {
+        match sharing.stand(slots.iter().copied(), all) {
+            Stand::Here => return Ok(true),
+            Stand::Elsewhere => return Ok(false),
+            Stand::Lasts(slot) => return Err(lasts(Some(slot))),
+            Stand::Waits(woken) => {
+                if timeout_at(until.into(), woken.arrived()).await.is_err() {
+                    return Err(lasts(None));
+                }
+            }
+        }
+    }
+}
+
+impl KeyService {
+    /// A call about keys that it names, if this chain keeps all of them; closed slots are waited for `until` then.
+    pub(super) async fn run_kept(self: &Arc<Self>, asked: Asked, until: Instant) -> Result<Kept<Given>, Exception> {
+        let Some(sharing) = self.sharing() else { return self.run_alone(asked).await.map(Kept::Done) };
+        let slots = asked.slots();
+        loop {
+            if !are_here(sharing, &slots, false, until).await? {
+                return Ok(Kept::Elsewhere);
+            }
+            match self.run(asked.clone()).await {
+                Ok(given) if asked.writes() => return Ok(Kept::Done(given)),
+                // What only reads holds no lock.
+                Ok(given) if matches!(sharing.stand(slots.iter().copied(), false), Stand::Here) => {
+                    return Ok(Kept::Done(given));
+                }
+                Err(Stopped::Told(exception)) => return Err(exception),
+                Ok(_) | Err(Stopped::Gone) => {}
+            }
+            if Instant::now() >= until {
+                return Err(lasts(None));
+            }
+        }
+    }
+
+    /// A call that goes to no other chain.
+    pub(super) async fn run_alone(self: &Arc<Self>, asked: Asked) -> Result<Given, Exception> {
+        self.run(asked).await.map_err(|stopped| match stopped {
+            Stopped::Told(exception) => exception,
+            Stopped::Gone => lasts(None),
+        })
+    }
+
+    /// A page of the keys that this chain keeps.
+    pub(super) async fn page_kept(
+        self: &Arc<Self>,
+        after: Option<OwnedKey>,
+        limit: usize,
+        until: Instant,
+    ) -> Result<KeptPage, Exception> {
+        let whole = vec![(0, (SLOTS - 1) as u16)];
+        let told = |stopped| match stopped {
+            Stopped::Told(exception) => exception,
+            Stopped::Gone => lasts(None),
+        };
+        let Some(sharing) = self.sharing() else {
+            let (pairs, last) = self.scan(after, limit).await.map_err(told)?;
+            return Ok(KeptPage { pairs, last, spans: whole });
+        };
+        for _ in 0..PAGE_ATTEMPTS {
+            if !are_here(sharing, &[], true, until).await? {
+                return Err(Exception::internal(UNKNOWN));
+            }
+            let before = (sharing.moving.gate().generation(), sharing.ring.sight());
+            let (mut pairs, last) = self.scan(after.clone(), limit).await.map_err(told)?;
+            let gate = sharing.moving.gate();
+            if gate.is_closed() || before != (gate.generation(), sharing.ring.sight()) {
+                continue;
+            }
+            let Sight::Shared(keepers) = before.1 else { return Ok(KeptPage { pairs, last, spans: whole }) };
+            // What was left of an attempt to move it here, or is to be removed, is not this chain's.
+            pairs.retain(|(key, _)| keepers.of(key.as_key().slot()).is_none());
+            return Ok(KeptPage { pairs, last, spans: keepers.own().map(|own| (own.first, own.last)).collect() });
+        }
+        Err(lasts(None))
+    }
+}

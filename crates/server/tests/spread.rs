@@ -1,0 +1,397 @@
+//! Thrift's service where several chains share the keys: two servers, each the head of a chain, and keys that go from
+//! one to the other.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use esker_kv::{Kind, Kv, SLOTS, SystemClock};
+use esker_memory::MemoryStore;
+use esker_server::resp::{SlotEpoch, SlotState};
+use esker_server::thrift::{Address, AskError, Asking, Config, Handle, Keeper, Keepers, Ring, Server, Sharing, Sight};
+use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
+use parking_lot::Mutex;
+use support::by_thrift::{Client, EXCEPTION, REPLY, contains, text};
+use support::two::{Known, Two, kept, name};
+
+/// The first key of each of the first slots.
+const RANGE: u64 = 65_536;
+
+/// What one of the servers asks the other.
+struct Other {
+    known: Arc<Known>,
+    handles: Arc<Mutex<Vec<Handle>>>,
+    /// The other cannot be reached; or its answers get lost.
+    unreached: AtomicBool,
+    lost: AtomicBool,
+}
+
+impl Ring for Other {
+    fn sight(&self) -> Sight {
+        let (own, records) = (self.known.own, self.known.records.load());
+        let mut keepers: Vec<Keeper> = Vec::new();
+        for slot in 0..SLOTS as u16 {
+            let of = kept(own, slot, &records).0;
+            let chain = (of != own).then(|| Arc::from(name(of)));
+            match keepers.last_mut() {
+                Some(last) if last.chain == chain => last.last = slot,
+                _ => keepers.push(Keeper { first: slot, last: slot, chain }),
+            }
+        }
+        Sight::Shared(Arc::new(Keepers::new(keepers).unwrap()))
+    }
+
+    fn ask(&self, chain: &str, request: AskKeysRequest) -> Asking {
+        let other = 1 - self.known.own;
+        assert_eq!(chain, name(other));
+        if self.unreached.load(Ordering::SeqCst) {
+            return Box::pin(std::future::ready(Err(AskError::NotAsked("the other is not reached".into()))));
+        }
+        let (handle, lost) = (self.handles.lock()[other].clone(), self.lost.load(Ordering::SeqCst));
+        Box::pin(async move {
+            let answer = handle.answer(request).await;
+            if lost { Err(AskError::Unknown("the answer is lost".into())) } else { Ok(answer) }
+        })
+    }
+}
+
+struct Both {
+    /// Stopped last.
+    two: Two,
+    addresses: Vec<SocketAddr>,
+    handles: Arc<Mutex<Vec<Handle>>>,
+    rings: Vec<Arc<Other>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Both {
+    fn start(kind: Kind) -> Self {
+        let two = Two::serving(Some(("users".into(), kind)));
+        let handles = Arc::new(Mutex::new(Vec::new()));
+        let (mut addresses, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        for own in 0..2 {
+            let known = Arc::clone(&two.known[own]);
+            let (unreached, lost) = (AtomicBool::new(false), AtomicBool::new(false));
+            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost });
+            let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
+            let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+            let config = Config { listen, namespace: "users".into(), kind, ..Config::default() };
+            // Another one, with locks of its own, that is not to count.
+            let kv = Kv::open(Arc::new(MemoryStore::new()), Arc::new(SystemClock)).unwrap();
+            let server = Server::bind(config, kv, Some(sharing)).unwrap();
+            let Address::Tcp(address) = server.addresses()[0] else { panic!("{:?}", server.addresses()) };
+            addresses.push(address);
+            rings.push(ring);
+            handles.lock().push(server.handle());
+            threads.push(std::thread::spawn(move || server.run()));
+        }
+        Self { two, addresses, handles, rings, threads }
+    }
+
+    fn client(&self, index: usize) -> Client {
+        Client::connect(self.addresses[index])
+    }
+}
+
+impl Drop for Both {
+    fn drop(&mut self) {
+        self.handles.lock().iter().for_each(Handle::shutdown);
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended.unwrap();
+            }
+        }
+    }
+}
+
+/// A list of strings as the first field.
+fn list(keys: &[String]) -> Vec<u8> {
+    let mut field = vec![15, 0, 1, 11];
+    field.extend((keys.len() as u32).to_be_bytes());
+    for key in keys {
+        field.extend((key.len() as u32).to_be_bytes());
+        field.extend(key.as_bytes());
+    }
+    field
+}
+
+/// A list of pairs as the first field.
+fn pairs(pairs: &[(String, String)]) -> Vec<u8> {
+    let mut field = vec![15, 0, 1, 12];
+    field.extend((pairs.len() as u32).to_be_bytes());
+    for (key, value) in pairs {
+        field.extend([text(1, key.as_bytes()), text(2, value.as_bytes()), vec![0]].concat());
+    }
+    field
+}
+
+fn told(client: &mut Client, method: &str, fields: &[u8]) -> Vec<u8> {
+    let (kind, answer) = client.call(method, fields);
+    assert_eq!(kind, REPLY, "{method}: {}", String::from_utf8_lossy(&answer));
+    answer
+}
+
+/// The number at the end of an answer, of so many bytes.
+fn number(answer: &[u8], bytes: usize) -> i64 {
+    let at = &answer[answer.len() - 1 - bytes..answer.len() - 1];
+    at.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}
+
+/// All keys, page by page.
+fn all_keys(client: &mut Client, limit: i32) -> Vec<String> {
+    let (mut cursor, mut found) = (Vec::new(), Vec::new());
+    loop {
+        let fields = [text(1, &cursor), vec![8, 0, 2], limit.to_be_bytes().to_vec()].concat();
+        let answer = told(client, "iterate", &fields);
+        // Behind the head of the answer: the page, its list of pairs, each with key and value.
+        let mut rest = &answer[4 + 4 + "iterate".len() + 4 + 3..];
+        assert_eq!(rest[..4], [15, 0, 1, 12]);
+        let count = u32::from_be_bytes(rest[4..8].try_into().unwrap());
+        rest = &rest[8..];
+        let string = |rest: &mut &[u8]| {
+            let len = u32::from_be_bytes(rest[3..7].try_into().unwrap()) as usize;
+            let string = rest[7..7 + len].to_vec();
+            *rest = &rest[7 + len..];
+            string
+        };
+        for _ in 0..count {
+            found.push(String::from_utf8(string(&mut rest)).unwrap());
+            string(&mut rest);
+            rest = &rest[1..];
+        }
+        if rest[0] == 0 {
+            return found;
+        }
+        cursor = string(&mut rest);
+    }
+}
+
+#[test]
+fn int_keys_go_by_range_and_each_server_answers_for_all() {
+    let both = Both::start(Kind::Int);
+    let (mut a, mut b) = (both.client(0), both.client(1));
+    let keys: Vec<String> =
+        (0..8).flat_map(|range| [0, 7, RANGE - 1].map(|at| range * RANGE + at)).map(|key| key.to_string()).collect();
+    let all: Vec<_> = keys.iter().map(|key| (key.clone(), format!("value {key}"))).collect();
+    told(&mut a, "multiPut", &pairs(&all[..20]));
+    all[20..].iter().for_each(|(key, value)| b.put(key, value.as_bytes()));
+    // The second to fourth range, and the last one with keys.
+    both.two.go(0, &[(1, 1), (2, 1), (3, 1), (7, 1)]);
+    let of = |index: usize| {
+        both.two.moving(index).records().values().filter(|record| record.state == SlotState::Here).count()
+    };
+    assert_eq!((of(0), of(1)), (0, 4));
+    for client in [&mut a, &mut b] {
+        for (key, value) in &all {
+            assert_eq!(client.get(key), value.as_bytes(), "{key}");
+        }
+        assert_eq!(number(&told(client, "count", &[]), 8), 24);
+        for limit in [1, 5, 24, 1_000] {
+            assert_eq!(all_keys(client, limit), keys, "{limit}");
+        }
+        let asked: Vec<String> = [&keys[3], &keys[0], "5", &keys[23], &keys[0]].map(|key| (*key).to_owned()).to_vec();
+        let found = told(client, "multiGet", &list(&asked));
+        let at = |key: &String| {
+            let value = format!("value {key}");
+            found.windows(value.len()).position(|part| part == value.as_bytes()).unwrap()
+        };
+        assert!(at(&keys[3]) < at(&keys[0]) && at(&keys[0]) < at(&keys[23]));
+        assert_eq!(number(&told(client, "has", &text(1, keys[4].as_bytes())), 1), 1);
+        let exchange = [text(1, keys[4].as_bytes()), text(2, b"other"), text(3, b"new")].concat();
+        assert_eq!(number(&told(client, "compareAndSet", &exchange), 1), 0);
+        let (kind, refused) = client.call("get", &text(1, b"x7"));
+        assert!(kind == EXCEPTION && contains(&refused, "x7"));
+    }
+    // Across both chains.
+    let removed = told(&mut b, "removeMany", &list(&[keys[0].clone(), keys[3].clone(), "5".into()]));
+    assert_eq!(number(&removed, 8), 2);
+    assert_eq!(number(&told(&mut a, "count", &[]), 8), 22);
+    assert_eq!(number(&told(&mut a, "remove", &text(1, keys[4].as_bytes())), 4), 0);
+    assert_eq!(b.get(&keys[4]), b"missing");
+    let mode = |client: &mut Client| number(&told(client, "mode", &[]), 4);
+    told(&mut a, "setMode", &[8, 0, 1, 0, 0, 0, 2]);
+    assert_eq!((mode(&mut a), mode(&mut b)), (2, 2));
+
+    // And back, with a key that was written meanwhile.
+    told(&mut a, "multiPut", &pairs(&[(keys[4].clone(), "again".into()), (keys[0].clone(), "again".into())]));
+    both.two.go(1, &[(1, 2), (2, 2)]);
+    assert_eq!(
+        (a.get(&keys[4]), b.get(&keys[4]), b.get(&keys[0])),
+        (b"again".to_vec(), b"again".to_vec(), b"again".to_vec())
+    );
+    assert_eq!(all_keys(&mut b, 3).len(), 23);
+}
+
+#[test]
+fn byte_keys_go_with_the_slots_of_redis_cluster() {
+    let both = Both::start(Kind::Bytes);
+    let (mut a, mut b) = (both.client(0), both.client(1));
+    let mut redis = both.two.client(0);
+    // foo is of slot 12182, bar of 5061.
+    for key in ["foo", "{foo}2", "bar"] {
+        a.put(key, key.as_bytes());
+        redis.call(&["SET", key, "of redis"]);
+    }
+    both.two.go(0, &[(12_182, 1)]);
+    for client in [&mut a, &mut b] {
+        assert_eq!(
+            (client.get("foo"), client.get("{foo}2"), client.get("bar")),
+            (b"foo".to_vec(), b"{foo}2".to_vec(), b"bar".to_vec())
+        );
+        assert_eq!(all_keys(client, 2), ["bar", "foo", "{foo}2"]);
+    }
+    redis.check("GET foo", &both.two.moved(12_182, 1));
+    both.two.client(1).check("GET foo", "$8\r\nof redis\r\n");
+}
+
+#[test]
+fn no_increment_is_lost_while_slots_go_to_and_fro() {
+    const COUNTERS: u64 = 6;
+    let both = Both::start(Kind::Int);
+    let key = |counter: u64| (counter % 3 * RANGE + counter).to_string();
+    let mut first = both.client(0);
+    (0..COUNTERS).for_each(|counter| first.put(&key(counter), b"0"));
+    let over = AtomicBool::new(false);
+    let counted: BTreeMap<u64, u64> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|writer: usize| {
+                let (both, over) = (&both, &over);
+                scope.spawn(move || {
+                    let (mut client, mut done) = (both.client(writer % 2), BTreeMap::new());
+                    let mut counter = writer as u64;
+                    while !over.load(Ordering::SeqCst) {
+                        counter = (counter + 1) % COUNTERS;
+                        let name = key(counter);
+                        loop {
+                            let now = client.get(&name);
+                            let next =
+                                (String::from_utf8(now.clone()).unwrap().parse::<u64>().unwrap() + 1).to_string();
+                            let fields = [text(1, name.as_bytes()), text(2, &now), text(3, next.as_bytes())].concat();
+                            if number(&told(&mut client, "compareAndSet", &fields), 1) == 1 {
+                                break;
+                            }
+                        }
+                        *done.entry(counter).or_insert(0) += 1;
+                    }
+                    done
+                })
+            })
+            .collect();
+        let pages = {
+            let (both, over) = (&both, &over);
+            scope.spawn(move || {
+                let (mut client, mut pages) = (both.client(0), 0);
+                while !over.load(Ordering::SeqCst) {
+                    assert_eq!(all_keys(&mut client, 4).len() as u64, COUNTERS);
+                    pages += 1;
+                }
+                pages
+            })
+        };
+        for epoch in 1..=40 {
+            let slots: Vec<SlotEpoch> = (0..2).map(|slot| (slot, epoch)).collect();
+            both.two.go((epoch as usize + 1) % 2, &slots);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        over.store(true, Ordering::SeqCst);
+        assert!(pages.join().unwrap() > 0);
+        let mut all = BTreeMap::new();
+        for writer in writers {
+            writer.join().unwrap().into_iter().for_each(|(counter, count)| *all.entry(counter).or_insert(0) += count);
+        }
+        all
+    });
+    assert!(counted.values().sum::<u64>() > 40, "{counted:?}");
+    for (counter, count) in counted {
+        assert_eq!(first.get(&key(counter)), count.to_string().as_bytes(), "counter {counter}");
+    }
+}
+
+#[test]
+fn a_call_waits_for_closed_slots_and_for_a_chain_that_is_not_reached() {
+    let both = Both::start(Kind::Int);
+    let (mut a, mut b) = (both.client(0), both.client(1));
+    a.put("7", b"v");
+    let called = both.two.begin(0, &[(0, 1)]);
+    let closed = both.two.moving(0).close(&[(0, 1)], "b").unwrap();
+    let waits = std::thread::spawn(move || {
+        a.put("7", b"w");
+        a
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!waits.is_finished(), "it was written while its slot was closed");
+    both.two.put(0, called, &closed);
+    assert!(both.two.moving(1).take(called, &[(0, 1)]).unwrap());
+    // What it was has come already: the other chain answers before the first one knows that it may.
+    assert_eq!(b.get("7"), b"v");
+    both.two.moving(0).give(&closed).unwrap();
+    let mut a = waits.join().unwrap();
+    assert_eq!((a.get("7"), b.get("7")), (b"w".to_vec(), b"w".to_vec()));
+
+    both.rings[0].unreached.store(true, Ordering::SeqCst);
+    let waits = std::thread::spawn(move || {
+        a.put("7", b"x");
+        a
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!waits.is_finished());
+    both.rings[0].unreached.store(false, Ordering::SeqCst);
+    let mut a = waits.join().unwrap();
+    assert_eq!(b.get("7"), b"x");
+    // What may have been done is not done again, and said.
+    both.rings[0].lost.store(true, Ordering::SeqCst);
+    let (kind, answer) = a.call("put", &[text(1, b"7"), text(2, b"y")].concat());
+    assert!(kind == EXCEPTION && contains(&answer, "not known whether it was done"), "{answer:?}");
+    assert_eq!(b.get("7"), b"y");
+    both.rings[0].lost.store(false, Ordering::SeqCst);
+    assert_eq!(a.get("7"), b"y");
+}
+
+#[test]
+fn a_chain_is_asked_for_no_keys_but_its_own() {
+    let both = Both::start(Kind::Int);
+    let ask = |index: usize, request: AskKeysRequest| {
+        let handle = both.handles.lock()[index].clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(handle.answer(request))
+    };
+    let get = |namespace: &str, key: &str| {
+        let method = esker_wire::proto::chain::KeyMethod::Get.into();
+        let keys = vec![key.to_owned().into()];
+        AskKeysRequest { namespace: namespace.into(), method, keys, ..AskKeysRequest::default() }
+    };
+    both.client(0).put("7", b"v");
+    let here = AskKeysResponse { value: Some("v".into()), ..AskKeysResponse::default() };
+    assert_eq!(ask(0, get("users:int", "7")), here);
+    assert_eq!(ask(1, get("users:int", "7")), AskKeysResponse { elsewhere: true, ..AskKeysResponse::default() });
+    for (request, part) in [(get("users:bytes", "7"), "users:int"), (get("users:int", "x7"), "x7")] {
+        let error = ask(0, request).error.unwrap();
+        assert!(error.message.contains(part), "{error:?}");
+    }
+    // Of another namespace nothing can come.
+    let refused = both.two.moving(1).begin(9, ("a", "users:bytes"), &[(0, 1)]).unwrap_err().to_string();
+    assert!(refused.contains("users:bytes") && refused.contains("users:int"), "{refused}");
+}
+
+#[test]
+fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
+    const LEN: usize = 12 << 20;
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    both.two.go(0, &[(1, 1)]);
+    let keys: Vec<String> = [0, 1, 2].into_iter().chain(RANGE..RANGE + 3).map(|key| key.to_string()).collect();
+    keys.iter().for_each(|key| a.put(key, &vec![b'v'; LEN]));
+    // More than half of an answer is the other chain's.
+    let found = told(&mut a, "multiGet", &list(&keys[2..]));
+    assert!((4 * LEN..4 * LEN + 1_024).contains(&found.len()), "{}", found.len());
+    let (kind, answer) = a.call("multiGet", &list(&keys));
+    assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{:?}", &answer[..answer.len().min(200)]);
+    assert_eq!(a.get(&keys[5]).len(), LEN);
+}

@@ -1,0 +1,161 @@
+//! Two servers, each with a store of its own, as heads of two chains that share the keys of a cluster.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use esker_kv::{Kind, SLOTS, SystemClock};
+use esker_memory::MemoryStore;
+use esker_server::resp::{
+    Closed, Cluster, ClusterNode, ClusterView, Config, Moving, NoEngineInfo, SlotEpoch, SlotRange, SlotRecords,
+    SlotState,
+};
+
+use super::{Client, Running, config};
+
+/// What a server knows of the cluster of two chains, of which the first keeps all slots at first.
+pub struct Known {
+    pub own: usize,
+    ports: ArcSwap<[u16; 2]>,
+    pub records: ArcSwap<SlotRecords>,
+    pub view: ArcSwap<ClusterView>,
+}
+
+/// The chain that keeps a slot, as the server of this one knows it, and since which epoch.
+pub fn kept(own: usize, slot: u16, records: &SlotRecords) -> (usize, u64) {
+    let known = records.get(&slot).map(|record| match record.state {
+        SlotState::Leaving => (own, record.epoch - 1),
+        SlotState::Coming => (1 - own, record.epoch - 1),
+        SlotState::Here => (own, record.epoch),
+        SlotState::Gone => (1 - own, record.epoch),
+    });
+    known.unwrap_or((0, 0))
+}
+
+impl Known {
+    fn new(own: usize) -> Self {
+        let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
+        let view = ArcSwap::from_pointee(Self::made(own, [1, 1], &SlotRecords::new()));
+        Self { own, ports, records, view }
+    }
+
+    fn made(own: usize, ports: [u16; 2], records: &SlotRecords) -> ClusterView {
+        let node = |index: usize| ClusterNode {
+            id: format!("{:040x}", 0xa0 + index),
+            host: "127.0.0.1".into(),
+            port: ports[index],
+            tls_port: None,
+            is_up: true,
+        };
+        let range = |slot: u16| {
+            let (head, epoch) = kept(own, slot, records);
+            SlotRange { first: slot, last: slot, head: Some(head), replicas: Vec::new(), epoch }
+        };
+        let ranges = (0..SLOTS as u16).map(range).collect();
+        ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap().sharing()
+    }
+
+    fn make(&self) {
+        self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), &self.records.load())));
+    }
+}
+
+impl Cluster for Known {
+    fn view(&self) -> Arc<ClusterView> {
+        self.view.load_full()
+    }
+
+    fn tell(&self, records: &Arc<SlotRecords>) {
+        self.records.store(Arc::clone(records));
+        self.make();
+    }
+}
+
+/// The heads of the chains.
+pub struct Two {
+    pub servers: Vec<Running>,
+    pub known: Vec<Arc<Known>>,
+    thrift: Option<(String, Kind)>,
+}
+
+fn server(own: usize, store: Arc<MemoryStore>, thrift: Option<(String, Kind)>) -> (Running, Arc<Known>) {
+    let known = Arc::new(Known::new(own));
+    let cluster = Some(Arc::clone(&known) as Arc<dyn Cluster>);
+    let config = Config { cluster, int_databases: vec![1], thrift_namespace: thrift, ..config() };
+    (Running::start_on(store, config, Arc::new(SystemClock), Arc::new(NoEngineInfo)), known)
+}
+
+impl Two {
+    pub fn start() -> Self {
+        Self::serving(None)
+    }
+
+    /// This namespace is served by Thrift as well.
+    pub fn serving(thrift: Option<(String, Kind)>) -> Self {
+        let (servers, known) = (0..2).map(|own| server(own, Arc::new(MemoryStore::new()), thrift.clone())).unzip();
+        let two = Self { servers, known, thrift };
+        two.meet();
+        two
+    }
+
+    /// Each knows where the other is.
+    fn meet(&self) {
+        let ports = [0, 1].map(|index| self.servers[index].address().port());
+        for known in &self.known {
+            known.ports.store(Arc::new(ports));
+            known.make();
+        }
+    }
+
+    /// Another head takes over, with what the chain holds.
+    pub fn fail_over(&mut self, index: usize) {
+        let (before, _) = (self.servers.remove(index), self.known.remove(index));
+        let (after, known) = server(index, before.stop(), self.thrift.clone());
+        self.servers.insert(index, after);
+        self.known.insert(index, known);
+        self.meet();
+    }
+
+    pub fn moving(&self, index: usize) -> Moving {
+        self.servers[index].handle.moving()
+    }
+
+    pub fn client(&self, index: usize) -> Client<TcpStream> {
+        self.servers[index].client()
+    }
+
+    pub fn moved(&self, slot: u16, to: usize) -> String {
+        format!("-MOVED {slot} 127.0.0.1:{}\r\n", self.servers[to].address().port())
+    }
+
+    /// Has slots gathered, and the move begun.
+    pub fn begin(&self, from: usize, slots: &[SlotEpoch]) -> u64 {
+        static CALLED: AtomicU64 = AtomicU64::new(1);
+        let called = CALLED.fetch_add(1, Ordering::SeqCst);
+        let numbers: Vec<u16> = slots.iter().map(|(slot, _)| *slot).collect();
+        self.moving(from).gather(&numbers, &|| true).unwrap();
+        let serves = self.moving(from).thrift();
+        self.moving(1 - from).begin(called, (name(from), &serves), slots).unwrap();
+        called
+    }
+
+    pub fn put(&self, from: usize, called: u64, closed: &Closed) -> u64 {
+        let to = self.moving(1 - from);
+        self.moving(from).read(closed, &mut |first, parts| to.put(called, first, &parts)).unwrap()
+    }
+
+    /// Slots go to the other chain, each in this epoch.
+    pub fn go(&self, from: usize, slots: &[SlotEpoch]) {
+        let called = self.begin(from, slots);
+        let closed = self.moving(from).close(slots, name(1 - from)).unwrap();
+        self.put(from, called, &closed);
+        assert!(self.moving(1 - from).take(called, slots).unwrap());
+        self.moving(from).give(&closed).unwrap();
+        self.moving(from).end_gathering();
+    }
+}
+
+pub fn name(index: usize) -> &'static str {
+    ["a", "b"][index]
+}
