@@ -14,6 +14,9 @@ use crate::resp::moving::gate::{Located, Space};
 
 type Result<T> = std::result::Result<T, MoveError>;
 
+/// What is called with a key: where it is, its slot, and itself.
+type EachKey<'e> = dyn FnMut(Space, u16, &[u8]) -> Result<()> + 'e;
+
 /// Keys that are looked at with one call.
 const PAGE_KEYS: usize = 4_096;
 
@@ -89,11 +92,7 @@ impl<'k> Spaces<'k> {
     ///
     /// # Errors
     /// [`MoveError::Over`] where `goes_on` says no; those of `each`; the store's.
-    pub(super) fn each_key(
-        &self,
-        goes_on: &dyn Fn() -> bool,
-        each: &mut dyn FnMut(Space, u16, &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn each_key(&self, goes_on: &dyn Fn() -> bool, each: &mut EachKey<'_>) -> Result<()> {
         for database in self.keyspace.open_databases() {
             for namespace in database.namespaces() {
                 each_of(namespace, goes_on, &mut |key| {
