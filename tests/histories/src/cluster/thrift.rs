@@ -35,9 +35,9 @@ const STRUCT: u8 = 12;
 const LIST: u8 = 15;
 
 /// What a connection is.
-trait Stream: Read + Write {}
+trait Stream: Read + Write + Send {}
 
-impl<S: Read + Write> Stream for S {}
+impl<S: Read + Write + Send> Stream for S {}
 
 /// Why there is no answer.
 enum Lost {
