@@ -23,7 +23,8 @@
  *
  * Several chains (esker serve --cluster, esker ring): each server answers for all keys, and asks the other chains for
  * theirs. What is all or none is so for the keys of one chain: int keys of one range of 65,536 always are, and byte keys
- * with one {tag}. Where slots of keys are going from chain to chain a call waits, ten seconds at most.
+ * with one {tag}. Where slots of keys are going from chain to chain, or another chain has no head, a call waits for
+ * that, ten seconds at most.
  *
  * Java: an AsyncClient takes every exception for its end, also that of a get whose key is missing: make another, or ask
  * by multiGet. A client that refuses a call itself (null in a pair or in a list) has written half of it: close it.

@@ -255,7 +255,7 @@ settings! {
         /// The namespace that is served by Thrift, as NAME, NAME:bytes or, for keys that are decimal numbers, NAME:int;
         /// made if it is missing.
         thrift_namespace: String = esker_server::thrift::NAMESPACE.into(),
-        /// The node of ZooKeeper below which this server registers where it serves Thrift, and which keys its chain has,
+        /// The node of ZooKeeper below which this server registers where it serves Thrift and which keys its chain has,
         /// as clients of Zing Database look for them: such as /data/zdb. In a cluster; empty means that it does not.
         thrift_registry: String = String::new(),
         /// When writes by Thrift are acknowledged at first: safe, when they are durable, or asynchronous, when they are

@@ -1,7 +1,7 @@
 //! Instances of a service as clients of Zing Database look for them: nodes that are gone with their server's session.
 //!
-//! `SERVICE/PROTOCOL_MARK:HOST:PORT`, which holds the same text → [`Instance`] → the keys from the mark before up to
-//! its own are there
+//! `SERVICE/PROTOCOL_MARK:HOST:PORT`, which holds the same text → [`Instance`] → the keys from the mark before up
+//! to its own are there
 //!
 //! Invariants:
 //! 1. A server changes no node but those of its own address.
@@ -81,11 +81,11 @@ pub struct Instances {
     pub strange: Vec<InstanceError>,
 }
 
-/// Refuses what cannot be the node of a service.
+/// Refuses what cannot be the node of a service: a path from the root, not below `/zookeeper`.
 ///
 /// # Errors
 /// [`Error::Refused`].
-fn check(service: &str) -> Result<()> {
+pub fn check_service(service: &str) -> Result<()> {
     let bad = |letter: char| letter.is_control() || letter.is_whitespace();
     let parts = service.strip_prefix('/').map(|rest| rest.split('/').collect::<Vec<_>>()).unwrap_or_default();
     let fits = |part: &&str| !part.is_empty() && *part != "." && *part != ".." && !part.contains(bad);
@@ -102,7 +102,7 @@ impl Coordinator {
     /// # Errors
     /// [`Error::Refused`] where that can be no node, [`Error::Unreachable`].
     pub async fn instances(&self, service: &str) -> Result<Instances> {
-        check(service)?;
+        check_service(service)?;
         let call = self.call().await?;
         let (found, strange): (Vec<_>, Vec<_>) = children(&call, service)
             .await?
@@ -125,7 +125,7 @@ impl Coordinator {
         wanted: &BTreeSet<Instance>,
         before: &BTreeSet<Instance>,
     ) -> Result<()> {
-        check(service)?;
+        check_service(service)?;
         let call = self.call().await?;
         let own: BTreeSet<(&str, u16)> =
             wanted.iter().chain(before).map(|instance| (instance.host.as_str(), instance.port)).collect();
@@ -137,30 +137,29 @@ impl Coordinator {
             }
         }
         let session = call.client.session_id().0;
+        let mut stands = BTreeSet::new();
         for (instance, name) in &there {
+            let call = self.call().await?;
             let node = format!("{service}/{name}");
             let owner = call.read(&node, call.client.check_stat(&node)).await?.ok().flatten();
             let is_ours = owner.is_some_and(|stat| stat.ephemeral_owner == session);
-            if !wanted.contains(instance) || !is_ours {
+            if wanted.contains(instance) && is_ours {
+                stands.insert(instance);
+            } else {
                 // Whether it is gone already does not matter.
                 let _ = call.write(&node, call.client.delete(&node, None)).await?;
             }
         }
-        let mut ensured = false;
-        for instance in wanted {
-            let node = format!("{service}/{instance}");
-            let text = instance.to_string();
-            loop {
-                let ephemeral = zk::CreateMode::Ephemeral.with_acls(zk::Acls::anyone_all());
-                match call.write(&node, call.client.create(&node, text.as_bytes(), &ephemeral)).await? {
-                    Err(crate::session::Refusal::Absent) if !ensured => {
-                        call.ensure(service).await?;
-                        ensured = true;
-                    }
-                    // It stands already, by this session.
-                    Ok(_) | Err(_) => break,
-                }
-            }
+        let missing: Vec<_> = wanted.iter().filter(|instance| !stands.contains(instance)).collect();
+        if !missing.is_empty() {
+            self.call().await?.ensure(service).await?;
+        }
+        for instance in missing {
+            let (call, text) = (self.call().await?, instance.to_string());
+            let node = format!("{service}/{text}");
+            let ephemeral = zk::CreateMode::Ephemeral.with_acls(zk::Acls::anyone_all());
+            // One that another start of this server has made meanwhile is replaced the next time.
+            let _ = call.write(&node, call.client.create(&node, text.as_bytes(), &ephemeral)).await?;
         }
         Ok(())
     }
@@ -213,8 +212,8 @@ mod tests {
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }
         for service in ["", "data", "/", "/data/", "/data//zdb", "/data/../zdb", "/zookeeper/x", "/a b"] {
-            assert!(check(service).is_err(), "{service}");
+            assert!(check_service(service).is_err(), "{service}");
         }
-        assert!(check("/data/zdb").is_ok());
+        assert!(check_service("/data/zdb").is_ok());
     }
 }

@@ -130,8 +130,8 @@ impl KeyCalls {
         let told = |why: &str| format!("the head of the chain {chain} ({address}): {why}");
         match tokio::time::timeout(ANSWER, client.ask_keys(request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            // Those of the service, before it begins.
-            Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+            // Those of the service, before it begins, and of a server that does not have it.
+            Ok(Err(status)) if matches!(status.code(), Code::FailedPrecondition | Code::Unimplemented) => {
                 Err(Unanswered::NotAsked(told(status.message())))
             }
             Ok(Err(status)) => {

@@ -120,8 +120,8 @@ impl Host {
         self.answers.set(chain, answers);
     }
 
-    /// Has the instances that `wanted` tells stand below the node of a service with the coordinator, until what is
-    /// returned is dropped.
+    /// Has the instances that `wanted` tells stand below the node of a service with the coordinator. Once what is
+    /// returned is dropped they are followed no more; they are gone with the session.
     pub fn announce(&self, service: &str, wanted: Wanted) -> Announced {
         let (coordinator, service) = (self.coordinator.clone(), service.to_owned());
         Announced(self.runtime.spawn(async move {

@@ -285,7 +285,6 @@ fn what_makes_no_sense_is_refused_by_name() {
     two.moving(1).begin(7, ("a", ""), &[(BAR, 1)]).unwrap();
     let part = |key: &'static str, database, what| esker_wire::proto::chain::KeyPart {
         database,
-        thrift: false,
         key: key.into(),
         expires_ms: None,
         what,

@@ -187,6 +187,12 @@ pub(crate) fn key_text(key: &OwnedKey) -> Bytes {
     }
 }
 
+/// Whether the Redis protocol keeps something else than plain values under this name.
+pub(crate) fn is_of_redis(namespace: &str) -> bool {
+    let numbered = namespace.strip_prefix("db").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    numbered || namespace == records::SERVER
+}
+
 /// All databases.
 pub(crate) struct Keyspace {
     pub(crate) kv: Kv,

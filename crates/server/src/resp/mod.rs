@@ -25,7 +25,7 @@ mod engine;
 mod event_loop;
 mod figures;
 mod flags;
-mod keyspace;
+pub(crate) mod keyspace;
 mod line;
 mod listen;
 mod loading;

@@ -167,6 +167,16 @@ impl Asked {
         }
     }
 
+    /// Bytes of the values that it writes.
+    pub(super) fn written_bytes(&self) -> usize {
+        match self {
+            Self::Put(_, value) | Self::Add(_, value) | Self::Update(_, value) => value.len(),
+            Self::CompareAndSet(_, expected, value) => value.len() + expected.as_ref().map_or(0, Bytes::len),
+            Self::MultiPut(pairs) => pairs.iter().map(|(_, value)| value.len()).sum(),
+            _ => 0,
+        }
+    }
+
     /// The slots of the keys that it names.
     pub(super) fn slots(&self) -> Vec<u16> {
         let mut slots = Vec::new();

@@ -12,6 +12,7 @@ use super::call::WriteMode;
 use super::memory::MEMORY_BYTES_MIN;
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
 use crate::front::{Passed, TlsFiles, UnixAccess, Users, listen};
+use crate::resp::keyspace::is_of_redis;
 
 /// The namespace that is served if nothing else is said.
 pub const NAMESPACE: &str = "zdb";
@@ -160,12 +161,6 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-}
-
-/// Whether the Redis protocol keeps something else than plain values under this name.
-fn is_of_redis(namespace: &str) -> bool {
-    let numbered = namespace.strip_prefix("db").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    numbered || namespace == "server"
 }
 
 impl Config {

@@ -55,6 +55,35 @@ pub(super) struct Common {
     pub(super) memory: ThriftMemory,
     /// That of calls which servers of other chains pass on: theirs have memory there, and neither waits for the other.
     pub(super) passed_on: ThriftMemory,
+    /// Those of them that have begun.
+    pub(super) under_way: UnderWay,
+}
+
+/// Calls that have begun and not ended.
+#[derive(Default)]
+pub(super) struct UnderWay(watch::Sender<usize>);
+
+/// One of them.
+pub(super) struct Begun<'c>(&'c UnderWay);
+
+impl UnderWay {
+    /// One begins; it ends with what is returned.
+    pub(super) fn begin(&self) -> Begun<'_> {
+        self.0.send_modify(|count| *count += 1);
+        Begun(self)
+    }
+
+    /// Waits until none is.
+    pub(super) async fn ended(&self) {
+        // The sender is here.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
 }
 
 /// A stranger's place, and what ends it.

@@ -1,12 +1,12 @@
 //! Calls about keys that this chain keeps, while their slots may go to other chains.
 //!
-//! call → its slots: closed ones are waited for → done here → what was only read counts if its slots are still here
+//! call → its slots: closed ones are waited for → done here → what was only read counts if they are still here
 //! · else it is another chain's
 //!
 //! Invariant: what is answered was this chain's when it was done.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_kv::{OwnedKey, SLOTS};
@@ -16,7 +16,10 @@ use super::call::Asked;
 use super::encode::{Exception, Given};
 use super::ring::{Sharing, Sight, Stand};
 use super::service::{KeyService, Stopped};
+use crate::resp::SlotRecords;
 
+/// It is looked so much later whether the chains are seen.
+const AGAIN: Duration = Duration::from_millis(20);
 /// How often a page is read anew where slots came or went meanwhile.
 const PAGE_ATTEMPTS: usize = 256;
 
@@ -64,19 +67,28 @@ async fn are_here(sharing: &Sharing, slots: &[u16], all: bool, until: Instant) -
     }
 }
 
+/// Whether the same is recorded of these slots.
+fn are_as_before(before: &Arc<SlotRecords>, now: &Arc<SlotRecords>, slots: &[u16]) -> bool {
+    Arc::ptr_eq(before, now) || slots.iter().all(|slot| before.get(slot) == now.get(slot))
+}
+
 impl KeyService {
     /// A call about keys that it names, if this chain keeps all of them; closed slots are waited for `until` then.
     pub(super) async fn run_kept(self: &Arc<Self>, asked: Asked, until: Instant) -> Result<Kept<Given>, Exception> {
         let Some(sharing) = self.sharing() else { return self.run_alone(asked).await.map(Kept::Done) };
         let slots = asked.slots();
         loop {
+            let before = sharing.records();
             if !are_here(sharing, &slots, false, until).await? {
                 return Ok(Kept::Elsewhere);
             }
             match self.run(asked.clone()).await {
                 Ok(given) if asked.writes() => return Ok(Kept::Done(given)),
-                // What only reads holds no lock.
-                Ok(given) if matches!(sharing.stand(slots.iter().copied(), false), Stand::Here) => {
+                // What only reads holds no lock: a slot may have gone meanwhile, and come back.
+                Ok(given)
+                    if matches!(sharing.stand(slots.iter().copied(), false), Stand::Here)
+                        && are_as_before(&before, &sharing.records(), &slots) =>
+                {
                     return Ok(Kept::Done(given));
                 }
                 Err(Stopped::Told(exception)) => return Err(exception),
@@ -114,7 +126,11 @@ impl KeyService {
         };
         for _ in 0..PAGE_ATTEMPTS {
             if !are_here(sharing, &[], true, until).await? {
-                return Err(Exception::internal(UNKNOWN));
+                if Instant::now() >= until {
+                    return Err(Exception::internal(UNKNOWN));
+                }
+                tokio::time::sleep(AGAIN).await;
+                continue;
             }
             let before = (sharing.moving.gate().generation(), sharing.ring.sight());
             let (mut pairs, last) = self.scan(after.clone(), limit).await.map_err(told)?;

@@ -55,7 +55,7 @@ pub use shape::{Dialect, MessageKind, Shape};
 pub use unreadable::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Unreadable};
 
 use call::Asked;
-use connection::Common;
+use connection::{Common, UnderWay};
 use kept::Kept;
 use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
@@ -105,6 +105,10 @@ impl Handle {
     /// Does what a server of another chain asks for on behalf of a client of its own, who may do it: keys of this chain
     /// alone. In a cluster of several chains.
     pub async fn answer(&self, request: AskKeysRequest) -> AskKeysResponse {
+        if *self.stop.borrow() {
+            // Another server heads the chain soon.
+            return carried::response(Ok(Kept::Elsewhere));
+        }
         let common = Arc::clone(&self.common);
         // On the threads of this server, whatever asks.
         let answering = self.tasks.spawn(async move { answer(&common, request).await });
@@ -121,7 +125,7 @@ impl Handle {
             Figure::new(format!("esker_thrift_{name}"), help, Value::Gauge(value as f64))
         };
         let is_asynchronous = common.service.mode() == WriteMode::Asynchronous;
-        let held = common.memory.held_bytes();
+        let held = common.memory.held_bytes() + common.passed_on.held_bytes();
         let known = max - common.known.available_permits().min(max);
         let mut figures = vec![
             gauge("connections", "Connections of clients that have begun a call", known),
@@ -141,6 +145,7 @@ impl Handle {
 /// What the head of another chain asks for.
 async fn answer(common: &Common, request: AskKeysRequest) -> AskKeysResponse {
     common.counts.taken_on.fetch_add(1, Ordering::Relaxed);
+    let _under_way = common.under_way.begin();
     let (until, bytes_max) = (Instant::now() + CLOSED, usize::try_from(request.bytes_max).unwrap_or(usize::MAX));
     let answered = async {
         let own = common.service.told();
@@ -150,7 +155,9 @@ async fn answer(common: &Common, request: AskKeysRequest) -> AskKeysResponse {
         }
         let (asked, mode) = carried::asked(request, common.service.kind())?;
         let patience = Duration::from_secs(common.config.message_seconds);
-        let _read = common.passed_on.to_read(asked.read_bytes_max(), patience).await?;
+        // What it writes is in memory already, and counts so that others wait.
+        let bytes = asked.read_bytes_max().max(asked.written_bytes());
+        let _held = common.passed_on.to_read(bytes, patience).await?;
         let service = if mode == common.service.mode() || matches!(asked, Asked::SetMode(_)) {
             Arc::clone(&common.service)
         } else {
@@ -193,6 +200,7 @@ impl Server {
             known: Arc::new(Semaphore::new(config.connections_max)),
             memory: ThriftMemory::of(config.memory_bytes_max),
             passed_on: ThriftMemory::of(config.memory_bytes_max),
+            under_way: UnderWay::default(),
             config,
         });
         let (stop, tasks) = (Arc::new(watch::Sender::new(false)), runtime.handle().clone());
@@ -219,6 +227,7 @@ impl Server {
         }
         let Handle { common, strangers, certificates, stop, .. } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());
+        let common_of_peers = Arc::clone(&common);
         runtime.block_on(async move {
             let (open, mut closed) = mpsc::channel(1);
             let hall = Hall { common, strangers, certificates, stopping: stopping.clone(), open };
@@ -227,7 +236,11 @@ impl Server {
             // One that is gone stops as well.
             let _ = stopping.wait_for(|stopping| *stopping).await;
             // Those that have nothing under way end now; nothing is ever sent.
-            let _ = tokio::time::timeout(linger, closed.recv()).await;
+            let ended = async {
+                closed.recv().await;
+                common_of_peers.under_way.ended().await;
+            };
+            let _ = tokio::time::timeout(linger, ended).await;
         });
         runtime.shutdown_timeout(SHUTDOWN);
     }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use esker_kv::{Completion, OwnedKey, SLOTS};
 use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
 
-use crate::resp::Moving;
 use crate::resp::moving::gate::{Held, Space};
 use crate::resp::moving::spaces::bytes_of;
+use crate::resp::{Moving, SlotRecords};
 
 /// Slots from the first to the last, and the chain that keeps them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,12 +138,17 @@ impl Sharing {
         }
     }
 
-    /// Notes keys that are written, for those who move their slots.
-    pub(super) fn note(&self, keys: &[OwnedKey]) {
+    /// Notes a key that is put, for those who move its slot.
+    pub(super) fn note(&self, key: &OwnedKey) {
         let gate = self.moving.gate();
         if gate.gathers() {
-            keys.iter().for_each(|key| gate.note(Space::Thrift, || key.as_key().slot(), &bytes_of(key)));
+            gate.note(Space::Thrift, || key.as_key().slot(), &bytes_of(key));
         }
+    }
+
+    /// What is recorded of slots now.
+    pub(super) fn records(&self) -> Arc<SlotRecords> {
+        self.moving.gate().records()
     }
 }
 

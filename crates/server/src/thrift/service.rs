@@ -103,11 +103,15 @@ impl KeyService {
     fn keeps(&self, keys: &[OwnedKey]) -> bool {
         let Some(sharing) = &self.sharing else { return true };
         let slots = keys.iter().map(|key| key.as_key().slot());
-        if !matches!(sharing.stand(slots, false), Stand::Here) {
-            return false;
+        matches!(sharing.stand(slots, false), Stand::Here)
+    }
+
+    /// Puts a value, and notes its key for those who move its slot.
+    fn put(&self, txn: &mut Txn<'_>, of: &Namespace, key: &OwnedKey, value: &Bytes, kept: (Option<u64>, u8)) {
+        if let Some(sharing) = &self.sharing {
+            sharing.note(key);
         }
-        sharing.note(keys);
-        true
+        txn.put_value(of, key, value, kept.0, kept.1);
     }
 
     /// The namespace's name.
@@ -149,8 +153,9 @@ impl KeyService {
             Asked::MultiGet(keys) => self.get_many(keys).await,
             Asked::Put(key, value) => {
                 let (keys, bytes) = (vec![key.clone()], value.len());
+                let own = Arc::clone(self);
                 let put = move |txn: &mut Txn<'_>, of: &Namespace| {
-                    txn.put_value(of, &key, &value, None, 0);
+                    own.put(txn, of, &key, &value, (None, 0));
                     Ok(())
                 };
                 self.transact(keys, bytes, put).await?;
@@ -159,8 +164,9 @@ impl KeyService {
             Asked::MultiPut(pairs) => {
                 let keys = pairs.iter().map(|(key, _)| key.clone()).collect();
                 let bytes = pairs.iter().map(|(_, value)| value.len()).sum();
+                let own = Arc::clone(self);
                 let put = move |txn: &mut Txn<'_>, of: &Namespace| {
-                    pairs.iter().for_each(|(key, value)| txn.put_value(of, key, value, None, 0));
+                    pairs.iter().for_each(|(key, value)| own.put(txn, of, key, value, (None, 0)));
                     Ok(())
                 };
                 self.transact(keys, bytes, put).await?;
@@ -273,14 +279,14 @@ impl KeyService {
         value: Bytes,
         holds: impl Fn(Option<&Bytes>) -> bool + Send + Sync + 'static,
     ) -> Result<Given, Stopped> {
-        let (keys, bytes) = (vec![key.clone()], value.len());
+        let (keys, bytes, own) = (vec![key.clone()], value.len(), Arc::clone(self));
         let write = move |txn: &mut Txn<'_>, of: &Namespace| {
             let there = txn.get(of, &key)?;
             if !holds(there.as_ref().map(|entry| &entry.value)) {
                 return Ok(false);
             }
-            let (expires_ms, tag) = there.map_or((None, 0), |entry| (entry.expires_ms, entry.tag));
-            txn.put_value(of, &key, &value, expires_ms, tag);
+            let kept = there.map_or((None, 0), |entry| (entry.expires_ms, entry.tag));
+            own.put(txn, of, &key, &value, kept);
             Ok(true)
         };
         self.transact(keys, bytes, write).await.map(Given::Bool)

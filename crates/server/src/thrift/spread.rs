@@ -1,14 +1,14 @@
 //! Calls about keys that several chains keep.
 //!
-//! call → a part for each chain that keeps some of its keys → done here, or by the head of the other chain → joined
+//! call → a part for each chain that keeps some of its keys → done here, or by the other chain's head → joined
 //! · where slots have gone meanwhile: once more, of what was not done
 //!
 //! Invariants:
 //! 1. A write is sent a second time only where it is known that nothing was done.
 //! 2. All or nothing is what one chain does: a call whose keys are of several is so for each by itself.
 //! 3. A page has each key of all slots, or is read anew.
-//! 4. What other chains answer to one call is no more than one answer may be: each has its share of that, and where one
-//!    needs more they are asked one after the other.
+//! 4. What other chains answer to a call for several keys is no more than one answer may be: each has its share of it,
+//!    and where one needs more they are asked one after the other. Of a page each gives one of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,6 +71,8 @@ enum Part {
     /// What it has found is more than it may answer.
     Large,
     Failed(Exception),
+    /// It is not known what was done.
+    Unknown(Exception),
 }
 
 impl Spread {
@@ -110,7 +112,8 @@ impl Spread {
                 Ok(Err(AskError::NotAsked(why))) => return Part::Again(why),
                 Ok(Err(AskError::Unknown(why))) if !asked.writes() => return Part::Again(why),
                 Ok(Err(AskError::Unknown(why))) => {
-                    Err(Exception::internal(format!("{why}; it is not known whether it was done")))
+                    let why = format!("{why}; it is not known whether it was done");
+                    return Part::Unknown(Exception::internal(why));
                 }
                 Err(exception) => Err(exception),
             },
@@ -135,15 +138,16 @@ impl Spread {
 
     /// A call about keys that it names.
     async fn keyed(&self, asked: Asked) -> Result<Given, Exception> {
-        let (mut left, mut done, mut in_turn) = (vec![asked.clone()], Vec::new(), false);
+        let (mut left, mut done) = (vec![asked.clone()], Vec::new());
+        let (mut several, mut in_turn) = (false, false);
         loop {
             let keepers = self.keepers().await?;
             let parts: Vec<(Chain, Asked)> = match &keepers {
                 None => left.drain(..).map(|part| (None, part)).collect(),
                 Some(keepers) => left.drain(..).flat_map(|part| parts_of(part, keepers)).collect(),
             };
-            let mut why = String::new();
-            let mut failed = None;
+            several |= parts.len() > 1;
+            let (mut why, mut failed) = (String::new(), None);
             let room = ANSWER_BYTES_MAX.saturating_sub(done.iter().map(Given::payload_bytes).sum());
             let answers = if in_turn { self.in_turn(parts, room).await } else { self.all(parts, room).await };
             for (part, answer) in answers {
@@ -155,7 +159,9 @@ impl Spread {
                         why = because;
                         left.push(part);
                     }
-                    Part::Failed(exception) => failed = Some(exception),
+                    // What may have been done is told before what was not.
+                    Part::Failed(exception) => failed = failed.or(Some(exception)),
+                    Part::Unknown(exception) => failed = Some(exception),
                 }
             }
             let again = match failed {
@@ -168,11 +174,12 @@ impl Spread {
                 None => self.again(&why).await,
             };
             again.map_err(|exception| {
-                if done.is_empty() || !asked.writes() {
+                if !several || !asked.writes() {
                     return exception;
                 }
                 let Exception { kind, message } = exception;
-                Exception { kind, message: format!("keys of other chains were written; of the others: {message}") }
+                let message = message.replace("nothing was done", "nothing was done of these");
+                Exception { kind, message: format!("keys of several chains, of which some may be done: {message}") }
             })?;
         }
     }
@@ -219,7 +226,7 @@ impl Spread {
                 Part::Done(Given::I64(count)) => all = all.saturating_add(count),
                 Part::Done(_) | Part::Large => {}
                 Part::Again(why) => return Err(Exception::internal(why)),
-                Part::Failed(exception) => return Err(exception),
+                Part::Failed(exception) | Part::Unknown(exception) => return Err(exception),
             }
         }
         Ok(Given::I64(all))
@@ -232,7 +239,7 @@ impl Spread {
             let why = match answer {
                 Part::Done(_) | Part::Large => continue,
                 Part::Again(why) => why,
-                Part::Failed(exception) => exception.message,
+                Part::Failed(exception) | Part::Unknown(exception) => exception.message,
             };
             return Err(Exception::internal(format!("the mode is set, but not at every chain: {why}")));
         }

@@ -1,5 +1,5 @@
-//! Histories of replicated chains: clients of the Redis protocol, of keys by Thrift, of logs by gRPC and of disks by NBD
-//! work on a cluster that others disturb.
+//! Histories of replicated chains: clients of the Redis protocol, of keys by Thrift, of logs by gRPC and of disks by
+//! NBD work on a cluster that others disturb.
 //!
 //! clients begin → `seconds` → they end → all is read back, once the chain answers → one file for each face
 //!

@@ -123,6 +123,10 @@ pub fn config(plans: &mut [Plan]) -> Result<Option<Clustered>, Failure> {
         }
         return Ok(None);
     }
+    if !registry.is_empty() {
+        let path = esker_cluster::check_service(registry);
+        path.map_err(|error| Failure::usage(format!("thrift_registry: {error}")))?;
+    }
     let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
     let server = u32::try_from(*server_id).ok().filter(|server| *server > 0);
     let server = server.ok_or_else(|| {
@@ -147,8 +151,26 @@ fn member(plan: &mut Plan) -> Result<(esker_member::Config, Doors), Failure> {
     let kept_bytes_max = kept(&plan.settings.cluster);
     // Of which chain a store is stands in its name.
     let fresh = [chain.as_bytes(), &b":"[..], &fresh()?].concat().into();
-    let config = esker_member::Config { chain: chain.clone(), served: served(plan)?, fresh, kept_bytes_max };
+    let served = served(plan)?;
+    check_thrift(plan, &served)?;
+    let config = esker_member::Config { chain: chain.clone(), served, fresh, kept_bytes_max };
     Ok((config, Doors::open(plan, false)?))
+}
+
+/// Refuses Thrift where chains could not share its keys, or could not be found.
+fn check_thrift(plan: &Plan, served: &Served) -> Result<(), Failure> {
+    let Some(thrift) = &plan.thrift else { return Ok(()) };
+    if served.resp.is_none() {
+        let chain = &plan.settings.cluster.chain;
+        let why = "chains share the keys of Thrift by their addresses of the Redis protocol: give listen or tls_listen";
+        return Err(Failure::usage(format!("the chain {chain} is to serve Thrift: {why}")));
+    }
+    match thrift.listen.iter().find(|address| address.port() == 0) {
+        Some(address) if !plan.settings.serve.thrift_registry.is_empty() => Err(Failure::usage(format!(
+            "thrift_listen = {address}: a server that others know of has the same port always"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Where others reach this server, and its clients do.
@@ -336,7 +358,7 @@ fn announced(
     let (kind, address) = (parts.thrift.as_ref()?.kind, address?);
     let (member, nodes) = (Arc::clone(member), Arc::clone(nodes?));
     let wanted = move || match Member::view(&member).place {
-        Some(Place::Serving) => keyring::instances(&address, kind, &nodes.sight()),
+        Some(Place::Serving) => keyring::instances(&address, kind, &nodes.sight(), nodes.is_only()),
         _ => BTreeSet::new(),
     };
     (!parts.registry.is_empty()).then(|| host.announce(&parts.registry, Arc::new(wanted)))

@@ -46,12 +46,13 @@ impl Ring for KeyRing {
 }
 
 /// The instances of the service that this server is, at `HOST:PORT`, of what its chain keeps: one for each run of keys,
-/// whose mark is the key behind its last, or, of byte keys, the slot.
-pub(super) fn instances(address: &str, kind: Kind, sight: &Sight) -> BTreeSet<Instance> {
+/// whose mark is the key behind its last, or, of byte keys, the slot. A chain that shares none, beside others, is found
+/// by its own address alone. `is_only`: there are no others.
+pub(super) fn instances(address: &str, kind: Kind, sight: &Sight, is_only: bool) -> BTreeSet<Instance> {
     let runs = match sight {
-        Sight::Alone => vec![SLOTS - 1],
+        Sight::Alone if is_only => vec![SLOTS - 1],
         Sight::Shared(keepers) => keepers.own().map(|own| own.last).collect(),
-        Sight::Unknown => Vec::new(),
+        Sight::Alone | Sight::Unknown => Vec::new(),
     };
     let Some((host, port)) = address.rsplit_once(':') else { return BTreeSet::new() };
     let Ok(port) = port.parse() else { return BTreeSet::new() };
@@ -105,7 +106,7 @@ mod tests {
         let keepers = vec![keeper(0, 9, None), keeper(10, 99, Some("b")), keeper(100, 16_383, None)];
         let shared = Sight::Shared(Arc::new(Keepers::new(keepers).unwrap()));
         let marks = |kind, sight: &Sight| {
-            instances("10.0.0.1:9901", kind, sight).iter().map(ToString::to_string).collect::<Vec<_>>()
+            instances("10.0.0.1:9901", kind, sight, true).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(
             marks(Kind::Int, &shared),
@@ -114,5 +115,6 @@ mod tests {
         assert_eq!(marks(Kind::Bytes, &shared), ["thriftbinary_10:10.0.0.1:9901", "thriftbinary_16384:10.0.0.1:9901"]);
         assert_eq!(marks(Kind::Bytes, &Sight::Alone), ["thriftbinary_16384:10.0.0.1:9901"]);
         assert_eq!(marks(Kind::Int, &Sight::Unknown), [""; 0]);
+        assert!(instances("10.0.0.1:9901", Kind::Int, &Sight::Alone, false).is_empty());
     }
 }

@@ -148,6 +148,12 @@ impl Nodes {
         self.ring.as_ref().and_then(|ring| ring.host.seen())
     }
 
+    /// Whether the own chain is the only one that there is.
+    pub fn is_only(&self) -> bool {
+        let known = self.known.lock();
+        known.seen.as_ref().is_some_and(|seen| seen.slots.is_none() && seen.chains.len() == 1)
+    }
+
     /// Which chain keeps which slots.
     pub fn sight(&self) -> Sight {
         (**self.sight.load()).clone()
@@ -189,7 +195,11 @@ fn kept<'k>(slots: &'k Slots, records: &'k SlotRecords, name: &'k str) -> Vec<(u
 fn sight(chain: Option<&str>, known: &Known) -> Sight {
     let Some(name) = chain else { return Sight::Alone };
     let Some(seen) = known.seen.as_deref().filter(|seen| seen.chains.contains_key(name)) else { return Sight::Unknown };
-    let Some(slots) = seen.slots.as_ref().filter(|slots| slots.are_shared_by(name)) else { return Sight::Alone };
+    let Some(slots) = seen.slots.as_ref().filter(|slots| slots.are_shared_by(name)) else {
+        // What the coordinator was asked for last is of a time before some of them came here, or went.
+        let shares = known.records.values().any(|record| record.state != SlotState::Coming);
+        return if shares { Sight::Unknown } else { Sight::Alone };
+    };
     let mut keepers: Vec<Keeper> = Vec::new();
     for (first, last, keeper, _) in kept(slots, &known.records, name) {
         let chain = (keeper != name).then_some(keeper);
@@ -367,7 +377,10 @@ mod tests {
             vec![keeper(0, 2, None), keeper(3, 3, Some("b")), keeper(4, 8_192, None), keeper(8_193, 16_383, Some("b"))];
         let shared = Sight::Shared(Arc::new(Keepers::new(shared).unwrap()));
         assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), Some(slots))))), shared);
-        assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), None)))), Sight::Alone);
+        // Slots have come and gone: there are others, of which the coordinator has not told yet.
+        assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), None)))), Sight::Unknown);
+        let alone = Known { records: Arc::default(), ..known(Some(seen(Some("a"), None))) };
+        assert_eq!(sight(Some("a"), &alone), Sight::Alone);
         assert_eq!(sight(Some("a"), &known(Some(seen(None, None)))), Sight::Unknown);
         assert_eq!((sight(Some("a"), &known(None)), sight(None, &known(None))), (Sight::Unknown, Sight::Alone));
     }

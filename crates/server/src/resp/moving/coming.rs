@@ -33,13 +33,14 @@ impl Moving {
     /// this epoch: removes what is left of them here. Goes through all keys once.
     ///
     /// # Errors
-    /// [`MoveError::Kept`], [`MoveError::HasKeys`], [`MoveError::Thrift`]; the store's.
+    /// [`MoveError::Kept`], [`MoveError::HasKeys`], [`MoveError::Thrift`], [`MoveError::Unserved`]; the store's.
     pub fn begin(&self, called: u64, (from, thrift): (&str, &str), slots: &[SlotEpoch]) -> Result<()> {
         let _alone = self.0.coming.beginning.lock();
         let own = self.thrift();
-        if !thrift.is_empty() && thrift != own {
+        if thrift != own {
             return Err(MoveError::Thrift { theirs: thrift.to_owned(), own });
         }
+        self.check_namespaces()?;
         let records = self.records();
         let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
         for (slot, epoch) in slots {
@@ -113,13 +114,16 @@ impl Moving {
         for part in parts {
             let index = u8::try_from(part.database).ok().filter(|index| usize::from(*index) < DATABASES);
             let index = index.ok_or(MoveError::Malformed("KeyPart.database: expected one of 0 to 15"))?;
-            let space = if part.thrift { Space::Thrift } else { Space::Database(index) };
+            let what = part.what.as_ref().ok_or(MoveError::Malformed("KeyPart.what: it says nothing"))?;
+            let space = match what {
+                proto::key_part::What::ThriftValue(_) => Space::Thrift,
+                proto::key_part::What::Value(_) | proto::key_part::What::Fields(_) => Space::Database(index),
+            };
             let key = (space, part.key.clone());
             let slot = spaces.slot_of(&key)?;
             if !arrival.slots.contains_key(&slot) {
                 return Err(MoveError::OtherSlot(slot));
             }
-            let what = part.what.as_ref().ok_or(MoveError::Malformed("KeyPart.what: it says nothing"))?;
             if matches!(what, proto::key_part::What::Fields(_)) {
                 keyspace.expect_hashes();
             }
@@ -127,21 +131,20 @@ impl Moving {
         }
         let located: Vec<(&Namespace, Key<'_>)> =
             opened.iter().map(|(key, ..)| spaces.locate(key)).collect::<Result<_>>()?;
+        let database_of = |(space, _): &Located| match space {
+            Space::Database(index) => Ok(keyspace.database(*index)?),
+            Space::Thrift => Err(MoveError::Malformed("KeyPart.what: a value of a database")),
+        };
         keyspace.kv.transact(&located, Durability::Applied, |txn| {
-            opened.iter().try_for_each(|(key, part, what)| match (key.0, what) {
-                (Space::Database(index), proto::key_part::What::Value(value)) => {
-                    Ok(keyspace.put_string(txn, keyspace.database(index)?, &part.key, value, part.expires_ms)?)
+            opened.iter().try_for_each(|(key, part, what)| match what {
+                proto::key_part::What::Value(value) => {
+                    Ok(keyspace.put_string(txn, database_of(key)?, &part.key, value, part.expires_ms)?)
                 }
-                (Space::Database(index), proto::key_part::What::Fields(fields)) => {
-                    self.put_fields(txn, keyspace.database(index)?, part, fields)
-                }
-                (Space::Thrift, proto::key_part::What::Value(value)) => {
+                proto::key_part::What::Fields(fields) => self.put_fields(txn, database_of(key)?, part, fields),
+                proto::key_part::What::ThriftValue(value) => {
                     let (namespace, key) = spaces.locate(key)?;
                     txn.put_value(namespace, key, value, part.expires_ms, 0);
                     Ok(())
-                }
-                (Space::Thrift, proto::key_part::What::Fields(_)) => {
-                    Err(MoveError::Malformed("KeyPart.fields: a key of Thrift's namespace has a value"))
                 }
             })
         })

@@ -28,8 +28,13 @@ pub enum MoveError {
     /// The chain that slots were to come to has keys of clients of its own.
     #[error("this chain shares no slots yet, and holds {0} keys of clients of its own: empty it first")]
     HasKeys(u64),
+    /// A namespace with keys that no server of this chain serves: they would stay behind.
+    #[error(
+        "this chain holds keys of namespace {0:?}, which this server does not serve: set thrift_namespace, or empty it"
+    )]
+    Unserved(String),
     /// The chains serve different namespaces by Thrift.
-    #[error("this chain serves {own:?} by Thrift, and not {theirs:?}: the same thrift_namespace is to be set for both")]
+    #[error("this chain serves {own:?} by Thrift, and the other {theirs:?}: set the same thrift_namespace for both")]
     Thrift {
         /// That of the chain that slots were to come from.
         theirs: String,

@@ -64,9 +64,10 @@ impl Moving {
     /// slots only: see [`Moving::gathered`]. Goes through all keys once.
     ///
     /// # Errors
-    /// [`MoveError::Over`] where `goes_on` says no; the store's.
+    /// [`MoveError::Over`] where `goes_on` says no, [`MoveError::Unserved`]; the store's.
     pub fn gather(&self, slots: &[u16], goes_on: &dyn Fn() -> bool) -> Result<()> {
         let keyspace = &self.0.keyspace;
+        self.check_namespaces()?;
         keyspace.gate.gather(slots.iter().copied(), GATHERED_BYTES_MAX);
         self.fence();
         Spaces::of(keyspace)?.each_key(goes_on, &mut |space, slot, key| {
@@ -164,7 +165,11 @@ impl Moving {
                 }
                 _ => {
                     let (bytes, value) = (key.len() + entry.value.len(), entry.value.clone());
-                    sending.add(part(*space, key, &entry, proto::key_part::What::Value(value)), bytes)?;
+                    let what = match space {
+                        Space::Database(_) => proto::key_part::What::Value(value),
+                        Space::Thrift => proto::key_part::What::ThriftValue(value),
+                    };
+                    sending.add(part(*space, key, &entry, what), bytes)?;
                 }
             }
         }
@@ -263,11 +268,11 @@ impl Moving {
 }
 
 fn part(space: Space, key: &Bytes, entry: &Entry, what: proto::key_part::What) -> proto::KeyPart {
-    let (database, thrift) = match space {
-        Space::Database(index) => (u32::from(index), false),
-        Space::Thrift => (0, true),
+    let database = match space {
+        Space::Database(index) => u32::from(index),
+        Space::Thrift => 0,
     };
-    proto::KeyPart { database, thrift, key: key.clone(), expires_ms: entry.expires_ms, what: Some(what) }
+    proto::KeyPart { database, key: key.clone(), expires_ms: entry.expires_ms, what: Some(what) }
 }
 
 /// Parts that are put together.

@@ -33,6 +33,9 @@ pub use error::MoveError;
 pub use leaving::Closed;
 pub use records::{SlotEpoch, SlotRecord, SlotRecords, SlotState};
 
+use esker_kv::Scan;
+
+use crate::resp::keyspace::is_of_redis;
 use crate::resp::moving::records::SERVER;
 use crate::resp::shared::Shared;
 
@@ -72,6 +75,22 @@ impl Moving {
     /// The namespace that is served by Thrift, with the kind of its keys behind a colon; empty: none is.
     pub fn thrift(&self) -> String {
         self.0.keyspace.thrift_kind().map_or(String::new(), |(name, kind)| format!("{name}:{kind}"))
+    }
+
+    /// Refuses keys that would not go with their slots.
+    fn check_namespaces(&self) -> Result<(), MoveError> {
+        let keyspace = &self.0.keyspace;
+        let served = keyspace.thrift_kind().map(|(name, _)| name.as_str());
+        for (name, kind) in keyspace.kv.namespaces()? {
+            if is_of_redis(&name) || served == Some(&name) {
+                continue;
+            }
+            let found = keyspace.kv.namespace(&name, kind)?.scan(&Scan::all().keys().limited(1)).wait()?;
+            if !found.is_empty() {
+                return Err(MoveError::Unserved(name));
+            }
+        }
+        Ok(())
     }
 
     fn server(&self) -> esker_kv::Result<esker_kv::Namespace> {
