@@ -15,7 +15,7 @@ use crate::checkpoint::{Saved, SavedSpace};
 use crate::format::{
     Head, Loc, PARTS, PageList, Role, Root, Space, Superblock, each_extent, each_omap, each_place, each_slot,
 };
-use crate::index::{Extent, Extents, PageId, SavedLeaf, Slots, Tree, extents_hold};
+use crate::index::{Extent, Extents, PageId, SavedLeaf, SlotPage, Slots, Tree, extents_hold};
 use crate::objects::Objects;
 use crate::pages::{Page, damaged, parts_of, read_many, whole};
 use crate::reader::{Asked, Reader};
@@ -253,20 +253,26 @@ fn fill_pages(
             page.each_place(|offset, weight| {
                 live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += weight;
             });
-            let taken = to.kept_bytes.fetch_add(page.heap_bytes(), Ordering::Relaxed);
-            let cold = (taken >= to.index_bytes).then_some(*loc);
+            let cold = |heap_bytes: usize| {
+                let taken = to.kept_bytes.fetch_add(heap_bytes as u64, Ordering::Relaxed);
+                (taken >= to.index_bytes).then_some(*loc)
+            };
             match page {
                 Page::Slots(entries) => {
+                    let whole = SlotPage::of(&entries);
+                    let cold = cold(whole.heap_bytes());
                     let mut slots = slots.lock();
-                    entries.into_iter().for_each(|(slot, loc)| {
-                        slots.set(slot, loc);
-                    });
+                    slots.add(*number, whole);
                     cold.into_iter().for_each(|loc| {
                         slots.let_go(*number, loc);
                     });
                 }
-                Page::Omap(leaf) => omap.lock().push((*number as PageId, leaf.finish(cold).ok_or_else(|| bad(*loc))?)),
+                Page::Omap(leaf) => {
+                    let cold = cold(leaf.heap_bytes());
+                    omap.lock().push((*number as PageId, leaf.finish(cold).ok_or_else(|| bad(*loc))?));
+                }
                 Page::Extents(leaf) => {
+                    let cold = cold(leaf.heap_bytes());
                     extents.lock().push((*number as PageId, leaf.finish(cold).ok_or_else(|| bad(*loc))?));
                 }
             }

@@ -55,8 +55,8 @@ pub struct ObjectState {
     pub unlinked: bool,
     /// What it holds.
     pub spaces: Spaces,
-    /// Heap bytes of its pages as the table has counted them.
-    counted: usize,
+    /// Heap bytes of its pages, and bytes that they take in a checkpoint, as the table has counted them.
+    counted: [usize; 2],
     /// The last epoch in which it was changed; 0 for none since it was loaded.
     pub touched: u32,
     /// The last epoch whose state a checkpoint has taken.
@@ -141,7 +141,8 @@ impl ObjectState {
         other.number = std::mem::take(&mut self.number);
         other.spaces = std::mem::take(&mut self.spaces);
         (other.touched, other.captured) = (self.touched, self.captured);
-        other.counted += std::mem::take(&mut self.counted);
+        let counted = std::mem::take(&mut self.counted);
+        other.counted.iter_mut().zip(counted).for_each(|(all, more)| *all += more);
         (self.touched, self.captured) = (0, 0);
         other.removed_at_least(self.changed_lsn.max(self.removed_lsn).max(self.xattr_lsn));
         other.copied_lsn = other.copied_lsn.max(self.copied_lsn);
@@ -395,6 +396,8 @@ pub struct Objects {
     shards: [RwLock<ObjectMap<Arc<Object>>>; SHARDS],
     /// Heap bytes of all index pages in memory; what clones share counts for each.
     page_bytes: AtomicI64,
+    /// Bytes that these take in a checkpoint, about.
+    stored_bytes: AtomicI64,
     pages_read: AtomicU64,
     /// Calls that need many pages at once and have not got them all yet.
     gathering: AtomicUsize,
@@ -422,6 +425,7 @@ impl Default for Objects {
             saved: Mutex::default(),
             shards: Default::default(),
             page_bytes: AtomicI64::new(0),
+            stored_bytes: AtomicI64::new(0),
             pages_read: AtomicU64::new(0),
             gathering: AtomicUsize::new(0),
         }
@@ -603,9 +607,11 @@ impl Objects {
     /// Counts the index pages of an object that may have changed.
     #[inline]
     pub fn count(&self, state: &mut ObjectState) {
-        let now = state.spaces.page_bytes();
+        let now = [state.spaces.page_bytes(), state.spaces.stored_bytes()];
         if now != state.counted {
-            self.page_bytes.fetch_add(now as i64 - state.counted as i64, Ordering::Relaxed);
+            for ((all, now), before) in [&self.page_bytes, &self.stored_bytes].into_iter().zip(now).zip(state.counted) {
+                all.fetch_add(now as i64 - before as i64, Ordering::Relaxed);
+            }
             state.counted = now;
         }
     }
@@ -613,6 +619,11 @@ impl Objects {
     /// Heap bytes of all index pages in memory.
     pub fn page_bytes(&self) -> u64 {
         self.page_bytes.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Bytes that all index pages in memory take in a checkpoint, about: more than in memory where they are packed.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes.load(Ordering::Relaxed).max(0) as u64
     }
 
     /// Notes that pages came back into memory.

@@ -12,8 +12,8 @@
 use bytes::Bytes;
 use esker_store::{Error, Result};
 
-use crate::format::{Loc, PAGE_SLOTS, PARTS, Role, Space, WEIGHT_WHOLE, decode_slot_page, each_extent, each_omap};
-use crate::index::{Extent, Missing, PageId, SavedLeaf, Slots, extents_hold};
+use crate::format::{Loc, PARTS, Role, Space, WEIGHT_WHOLE, decode_slot_page, each_extent, each_omap};
+use crate::index::{Extent, Missing, PageId, SavedLeaf, SlotPage, extents_hold};
 use crate::objects::{Object, Objects};
 use crate::reader::{Asked, Reader};
 use crate::spaces::Spaces;
@@ -66,19 +66,9 @@ impl Page {
         }
     }
 
-    /// About what the page takes in memory, in bytes.
-    pub fn heap_bytes(&self) -> u64 {
-        match self {
-            Self::Slots(slots) if slots.len() > Slots::SPARSE_MAX => (PAGE_SLOTS * size_of::<u64>()) as u64,
-            Self::Slots(slots) => (slots.len() * 2 * size_of::<u64>()) as u64,
-            Self::Omap(leaf) => leaf.heap_bytes() as u64,
-            Self::Extents(leaf) => leaf.heap_bytes() as u64,
-        }
-    }
-
     fn restore(self, spaces: &mut Spaces, missing: Missing) -> bool {
         match self {
-            Self::Slots(slots) => spaces.slots.restore(missing.page, missing.loc, &slots),
+            Self::Slots(slots) => spaces.slots.restore(missing.page, missing.loc, SlotPage::of(&slots)),
             Self::Omap(leaf) => spaces.omap.restore(missing.page as PageId, missing.loc, leaf),
             Self::Extents(leaf) => spaces.extents.restore(missing.page as PageId, missing.loc, leaf),
         }

@@ -11,7 +11,7 @@ use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, clone_range_words, eac
 use crate::index::{Dropped, Extent, Extents, Loc, Missing, PageId, Slots, Tree};
 use crate::segments::Segments;
 
-/// A space of fewer bytes has one page at most, which checkpoints may not write as such.
+/// A space of fewer bytes of checkpoint has one page at most, which checkpoints may not write as such.
 const SMALL_BYTES: usize = 2048;
 
 /// What a page that is not in memory counts as, in bytes.
@@ -43,6 +43,11 @@ pub struct Spaces {
 /// What replaying an operation of an object takes for passing its entries, in nanoseconds.
 pub fn walk_ns(kind: Kind, spaces: &Spaces) -> u64 {
     if kind.walks_all() { spaces.walked_bytes() * WALK_NS } else { 0 }
+}
+
+#[inline]
+fn large(bytes: usize) -> usize {
+    if bytes < SMALL_BYTES { 0 } else { bytes }
 }
 
 impl Spaces {
@@ -120,13 +125,25 @@ impl Spaces {
     /// beside the object's name are left out.
     #[inline]
     pub fn page_bytes(&self) -> usize {
-        let large = |bytes: usize| if bytes < SMALL_BYTES { 0 } else { bytes };
-        large(self.slots.page_bytes()) + large(self.omap.page_bytes()) + large(self.extents.page_bytes())
+        // A page of slots may be packed into less than what small spaces have.
+        let slots = if self.slots.stored_bytes() < SMALL_BYTES { 0 } else { self.slots.page_bytes() };
+        slots + self.large_trees_bytes()
     }
 
-    /// About how many bytes of index a walk over all entries passes.
+    /// Bytes that the same pages take in a checkpoint, about.
+    #[inline]
+    pub fn stored_bytes(&self) -> usize {
+        large(self.slots.stored_bytes()) + self.large_trees_bytes()
+    }
+
+    #[inline]
+    fn large_trees_bytes(&self) -> usize {
+        large(self.omap.page_bytes()) + large(self.extents.page_bytes())
+    }
+
+    /// About how many bytes of index, as checkpoints have it, a walk over all entries passes.
     pub fn walked_bytes(&self) -> u64 {
-        self.page_bytes() as u64 + self.cold_pages() * WALKED_PAGE_BYTES
+        self.stored_bytes() as u64 + self.cold_pages() * WALKED_PAGE_BYTES
     }
 
     /// Number of index pages that are not in memory.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::cache::CachePolicy;
 use crate::commit::Gate;
 use crate::engine::Engine;
+use crate::index::SLOT_WIDTH_MAX;
 use crate::reader::CacheUses;
 use crate::scrub::ScrubStatus;
 use crate::segments::DamageLevel;
@@ -34,6 +35,11 @@ pub struct Stats {
     pub slot_keys: u64,
     /// Memory of the slots' index in bytes.
     pub slot_index_bytes: u64,
+    /// Dense pages of slots in memory, by the bytes that each of their 512 slots takes: those of `n` bytes at index
+    /// `n`, which is 2 to 8.
+    pub slot_pages: [u64; SLOT_WIDTH_MAX + 1],
+    /// Pages with so few slots in memory that they are lists, of 16 bytes and more for each slot.
+    pub slot_pages_sparse: u64,
     /// Omap keys.
     pub omap_keys: u64,
     /// Memory of the omap index in bytes, keys included.
@@ -160,6 +166,20 @@ impl Stats {
         if self.slot_keys == 0 { 0.0 } else { self.slot_index_bytes as f64 / self.slot_keys as f64 }
     }
 
+    /// Dense pages of slots by name: of those of each width how many there are.
+    fn slot_pages_by_width(&self) -> [(&'static str, u64); 7] {
+        let names = [
+            "slot_pages_2_bytes",
+            "slot_pages_3_bytes",
+            "slot_pages_4_bytes",
+            "slot_pages_5_bytes",
+            "slot_pages_6_bytes",
+            "slot_pages_7_bytes",
+            "slot_pages_8_bytes",
+        ];
+        std::array::from_fn(|at| (names[at], self.slot_pages[at + 2]))
+    }
+
     /// Bytes of log that are headers, checksums and alignment of transactions.
     pub fn header_bytes(&self) -> u64 {
         self.record_bytes.saturating_sub(self.payload_bytes + self.relocation_bytes)
@@ -263,6 +283,8 @@ impl Stats {
         entries.push(("cache_policy", self.cache_policy.to_string()));
         entries.push(("compression_ratio", format!("{:.3}", self.compression_ratio())));
         entries.push(("write_amplification", format!("{:.3}", self.write_amplification())));
+        let pages = self.slot_pages_by_width().map(|(name, pages)| (name, pages.to_string()));
+        entries.splice(3..3, pages.into_iter().chain([("slot_pages_sparse", self.slot_pages_sparse.to_string())]));
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
         entries
     }
@@ -376,6 +398,9 @@ impl Engine {
             let [slots, omap, extents, xattrs] = state.memory_bytes();
             stats.slot_keys += state.slots.len();
             stats.slot_index_bytes += slots;
+            let dense = state.slots.widths();
+            stats.slot_pages.iter_mut().zip(dense).for_each(|(pages, more)| *pages += more);
+            stats.slot_pages_sparse += state.slots.sparse_pages();
             stats.omap_keys += state.omap.len();
             stats.omap_index_bytes += omap;
             stats.extent_index_bytes += extents;

@@ -137,6 +137,8 @@ struct Figures {
     cleaned_copy_bytes_per_s: f64,
     freed_segments: u64,
     swept_rows: u64,
+    slot_keys: u64,
+    slot_index_bytes: u64,
     /// Bytes per second by kind, as [`KINDS`] names them.
     bytes_per_s: [f64; KINDS.len()],
     compressed_kept: u64,
@@ -210,6 +212,8 @@ impl Figures {
             cleaned_copy_bytes_per_s: rate(more("cleaned_copy_bytes")),
             freed_segments: more("freed_segments"),
             swept_rows: more("map_swept_rows"),
+            slot_keys: now.get("slot_keys"),
+            slot_index_bytes: now.get("slot_index_bytes"),
             bytes_per_s: KINDS.map(|(_, figure)| rate(more(figure))),
             compressed_kept: more("compressed_kept"),
             compressed_refused: more("compressed_refused"),
@@ -294,6 +298,8 @@ impl Figures {
             "cleaned_copy_bytes_per_s": round(self.cleaned_copy_bytes_per_s),
             "freed_segments": self.freed_segments,
             "map_swept_rows": self.swept_rows,
+            "slot_keys": self.slot_keys,
+            "slot_index_bytes": self.slot_index_bytes,
         })
     }
 }
@@ -322,6 +328,8 @@ const COLUMNS: &[Column] = &[
     ("copy/s", 8, |figures| short(figures.cleaned_copy_bytes_per_s)),
     ("freed", 6, |figures| figures.freed_segments.to_string()),
     ("swept", 7, |figures| short(figures.swept_rows as f64)),
+    ("ints", 8, |figures| short(figures.slot_keys as f64)),
+    ("B/int", 6, |figures| format!("{:.1}", figures.slot_index_bytes as f64 / figures.slot_keys.max(1) as f64)),
 ];
 
 fn ranks([middle, high]: [u64; 2]) -> String {

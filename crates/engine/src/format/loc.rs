@@ -24,6 +24,10 @@ pub const LOC_UNIT_BYTES: u64 = 8;
 pub const DEVICE_BYTES_MAX: u64 = LOC_UNIT_BYTES << OFFSET_BITS;
 /// Largest span of a [`Loc`], in bytes (1 GiB less 128 KiB).
 pub const SPAN_BYTES_MAX: u64 = (((2 << MANTISSA_BITS) - 1) << (EXPONENT_MAX - 1)) * LOC_UNIT_BYTES;
+/// Bits of [`Loc::raw`] below the offset: span and flags.
+pub const LOC_TAIL_BITS: u32 = SPAN_BITS + FLAG_BITS;
+/// The lowest of them are the flags.
+pub const LOC_FLAG_BITS: u32 = FLAG_BITS;
 /// Largest value of the flags of a [`Loc`].
 pub const LOC_FLAGS_MAX: u8 = 15;
 /// [`Loc::weight`] of what is not compressed: the unit in which live bytes are counted is a byte divided by this.

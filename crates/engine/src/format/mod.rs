@@ -32,7 +32,9 @@ pub use compressed::{
 };
 pub use field::{FORMAT_VERSION, place_seed, round_up, store_seed};
 pub(crate) use field::{read_u32, read_u64, write_u32, write_u64};
-pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE};
+pub use loc::{
+    DEVICE_BYTES_MAX, LOC_FLAG_BITS, LOC_FLAGS_MAX, LOC_TAIL_BITS, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE,
+};
 pub(crate) use name::clone_range_payload;
 pub use name::{clone_range_words, decode_name, encode_name};
 pub use operation::{

@@ -15,7 +15,7 @@ mod tree;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use extents::{Extent, Extents, hold as extents_hold, offset_of};
-pub use slots::Slots;
+pub use slots::{SLOT_WIDTH_MAX, SlotPage, Slots};
 pub use tree::{PageId, SavedLeaf, Tree};
 
 pub use crate::format::Loc;

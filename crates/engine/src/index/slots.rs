@@ -1,11 +1,11 @@
-//! A map from integers to places, eight bytes for each: slots keep no keys.
+//! A map from integers to places, two to eight bytes for each: slots keep no keys.
 //!
 //! ```text
 //! slot index → page index / 512 → place index % 512
 //! directory:  low    [Page]              pages 0, 1, 2 … while these are reasonably filled
 //!             high   page number → Page  all other pages
-//! page:       dense  [Loc; 512], 4 KiB
-//!             sparse sorted (place, Loc), up to 64 of them, so that scattered slots do not cost 4 KiB each
+//! page:       dense  512 items of as many bytes as its places need, 1 to 4 KiB (see `packed`)
+//!             sparse sorted (place, Loc), up to 64 of them, so that scattered slots do not cost a dense page each
 //!             cold   not in memory: where the last checkpoint has it
 //! ```
 //!
@@ -18,17 +18,24 @@
 //! 4. Every page that changed since [`Slots::clear_dirty`] is dirty, or stands in `emptied` when it is gone and had
 //!    slots then; a page that came and went in between is not remembered.
 //! 5. Whoever changes slots has seen to it that their pages are not cold ([`Slots::missing_at`]).
-//! 6. All pages of `low` before `low_first` are empty: what is trimmed at the start costs no search.
+//! 6. `page_bytes`, `stored_bytes` and `widths` are what the pages add up to after every call: the budget is charged
+//!    with that.
+//! 7. All pages of `low` before `low_first` are empty: what is trimmed at the start costs no search.
 //!
 //! Ranges are `start <= index < end`, except that an end of `u64::MAX` includes that slot.
 
+mod frame;
+mod packed;
 mod page;
 mod scan;
+mod sparse;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use self::page::{Body, Page, SPARSE_MAX, join, loc, missing, split};
+pub use self::frame::WIDTH_MAX as SLOT_WIDTH_MAX;
+use self::packed::Raws;
+use self::page::{Body, Page, Shape, join, loc, missing, split};
 use super::{Dropped, Missing};
 use crate::format::{Loc, PAGE_SLOTS};
 
@@ -36,7 +43,7 @@ use crate::format::{Loc, PAGE_SLOTS};
 const NODE_SLACK_BYTES: usize = 24;
 
 /// The map. See the module. A clone shares its dense pages with its original until one of the two changes them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Slots {
     low: Vec<Page>,
     high: BTreeMap<u64, Page>,
@@ -49,15 +56,29 @@ pub struct Slots {
     cold: u64,
     /// Heap bytes of all pages.
     page_bytes: usize,
+    /// What these take in a checkpoint, at most.
+    stored_bytes: usize,
+    /// Dense pages by the bytes of their items; none before the first, since most objects have no such page.
+    widths: Option<Box<[u64; SLOT_WIDTH_MAX + 1]>>,
     low_first: usize,
 }
 
-impl Clone for Slots {
-    fn clone(&self) -> Self {
-        let (low, high) = (self.low.clone(), self.high.clone());
-        // Copied lists have no slack.
-        let page_bytes = low.iter().chain(high.values()).map(Page::heap_bytes).sum();
-        Self { low, high, emptied: self.emptied.clone(), page_bytes, ..*self }
+/// A page of slots that was made apart, on its way into [`Slots`].
+pub struct SlotPage(Page);
+
+impl SlotPage {
+    /// The page of these slots, which are all of one page; of a slot that is there twice the last place counts.
+    #[must_use]
+    pub fn of(slots: &[(u64, Loc)]) -> Self {
+        let mut raws: Raws = [0; PAGE_SLOTS];
+        slots.iter().for_each(|(index, loc)| raws[split(*index).1] = loc.raw());
+        Self(Page::of(&raws))
+    }
+
+    /// What it takes of the heap, in bytes.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.0.heap_bytes()
     }
 }
 
@@ -68,9 +89,6 @@ fn last_of(range: &Range<u64>) -> Option<u64> {
 }
 
 impl Slots {
-    /// A sparse page with more slots becomes dense.
-    pub const SPARSE_MAX: usize = SPARSE_MAX;
-
     /// No slot is filled; takes no heap memory.
     #[must_use]
     pub const fn new() -> Self {
@@ -82,6 +100,8 @@ impl Slots {
             pages: 0,
             cold: 0,
             page_bytes: 0,
+            stored_bytes: 0,
+            widths: None,
             low_first: 0,
         }
     }
@@ -107,11 +127,31 @@ impl Slots {
         self.page_bytes
     }
 
+    /// Bytes that the pages which are in memory take in a checkpoint, at most. More than in memory, where they are
+    /// packed.
+    #[inline]
+    #[must_use]
+    pub fn stored_bytes(&self) -> usize {
+        self.stored_bytes
+    }
+
     /// Number of pages that are not in memory.
     #[inline]
     #[must_use]
     pub fn cold_pages(&self) -> u64 {
         self.cold
+    }
+
+    /// Number of dense pages of each width: at index `n`, those that take `n` bytes for each of their slots.
+    #[must_use]
+    pub fn widths(&self) -> [u64; SLOT_WIDTH_MAX + 1] {
+        self.widths.as_deref().copied().unwrap_or_default()
+    }
+
+    /// Number of pages in memory that are lists of few slots.
+    #[must_use]
+    pub fn sparse_pages(&self) -> u64 {
+        self.pages - self.cold - self.widths().iter().sum::<u64>()
     }
 
     /// Memory the slots hold, in bytes, themselves included. Exact but for the pages outside the dense directory,
@@ -121,6 +161,7 @@ impl Slots {
         size_of::<Self>()
             + self.low.capacity() * size_of::<Page>()
             + self.page_bytes
+            + self.widths.as_deref().map_or(0, size_of_val)
             + self.high.len() * (size_of::<(u64, Page)>() + NODE_SLACK_BYTES)
             + self.emptied.len() * (size_of::<u64>() + NODE_SLACK_BYTES)
     }
@@ -181,10 +222,14 @@ impl Slots {
             Some(page) if page.count > 0 => page,
             _ => self.page_to_fill(number),
         };
-        let before = page.heap_bytes();
-        let old = page.set(place, loc.raw());
-        let after = page.heap_bytes();
-        self.page_bytes = self.page_bytes - before + after;
+        let old = match page.replace(place, loc.raw()) {
+            Some(old) => old,
+            None => {
+                let (old, before, after) = page.set(place, loc.raw());
+                self.reshaped(before, after);
+                old
+            }
+        };
         self.len += u64::from(old == 0);
         Loc::from_raw(old)
     }
@@ -196,10 +241,10 @@ impl Slots {
             Some(page) => page,
             None => self.high.get_mut(&number)?,
         };
-        let before = page.heap_bytes();
+        let before = page.shape();
         let old = Loc::from_raw(page.remove(place))?;
-        let emptied = page.count == 0;
-        self.page_bytes = self.page_bytes - before + page.heap_bytes();
+        let (after, emptied) = (page.shape(), page.count == 0);
+        self.reshaped(before, after);
         self.len -= 1;
         if emptied {
             self.page_emptied(number);
@@ -222,10 +267,11 @@ impl Slots {
                 Some(page) => page,
                 None => self.high.get_mut(&number).expect("the page was just found"),
             };
-            let before = page.heap_bytes();
+            let before = page.shape();
             self.len -= page.remove_range(from..until, |place, raw| gone(join(number, place), loc(raw)));
-            self.page_bytes = self.page_bytes - before + page.heap_bytes();
-            if page.count == 0 {
+            let (after, emptied) = (page.shape(), page.count == 0);
+            self.reshaped(before, after);
+            if emptied {
                 self.page_emptied(number);
             }
             next = self.page_from(number + 1);
@@ -275,11 +321,11 @@ impl Slots {
     /// Takes a page out of memory that stands at `loc`, whatever happened to it.
     pub fn let_go(&mut self, number: u64, loc: Loc) -> usize {
         let Some(page) = self.page_mut(number).filter(|page| page.count > 0 && page.cold().is_none()) else { return 0 };
-        let freed = page.heap_bytes();
+        let before = page.shape();
         page.body = Body::Cold(loc);
-        self.page_bytes -= freed;
+        self.reshaped(before, Shape::default());
         self.cold += 1;
-        freed
+        before.heap_bytes
     }
 
     /// Takes a page out of memory that the last checkpoint has at `loc`, unless it has changed or was just used.
@@ -293,21 +339,46 @@ impl Slots {
     }
 
     /// Puts back a page that left memory; whether it holds what it held then. Nothing happens when it is there again.
-    pub fn restore(&mut self, number: u64, at: Loc, slots: &[(u64, Loc)]) -> bool {
+    pub fn restore(&mut self, number: u64, at: Loc, whole: SlotPage) -> bool {
         let Some(page) = self.page_mut(number).filter(|page| page.cold() == Some(at)) else { return true };
-        let mut whole = Page::new();
-        for (index, loc) in slots {
-            whole.set(split(*index).1, loc.raw());
-        }
-        if whole.count != page.count {
+        if whole.0.count != page.count {
             return false;
         }
-        page.body = whole.body;
+        page.body = whole.0.body;
         page.used.note();
-        let bytes = page.heap_bytes();
-        self.page_bytes += bytes;
+        let after = page.shape();
+        self.reshaped(Shape::default(), after);
         self.cold -= 1;
         true
+    }
+
+    /// Adds a page, all of whose slots are empty so far.
+    pub fn add(&mut self, number: u64, whole: SlotPage) {
+        let count = whole.0.count;
+        debug_assert!(self.page(number).is_none_or(|page| page.count == 0), "page {number} has slots");
+        if count > 0 {
+            let page = self.page_to_fill(number);
+            (page.body, page.count, page.dirty) = (whole.0.body, count, true);
+            let after = page.shape();
+            self.reshaped(Shape::default(), after);
+            self.len += u64::from(count);
+        }
+    }
+
+    /// Counts what a page takes now instead of before.
+    #[cold]
+    fn reshaped(&mut self, before: Shape, after: Shape) {
+        self.page_bytes = self.page_bytes - before.heap_bytes + after.heap_bytes;
+        self.stored_bytes = self.stored_bytes - before.stored_bytes + after.stored_bytes;
+        if before.width != after.width {
+            let widths = self.widths.get_or_insert_default();
+            widths[after.width] += 1;
+            widths[before.width] -= u64::from(before.width > 0);
+            widths[0] = 0;
+            if widths.iter().all(|pages| *pages == 0) {
+                self.widths = None;
+            }
+        }
     }
 
     /// The filled slots of page `number`, which is in memory, ascending: slots `number * PAGE_SLOTS` and on.
@@ -406,7 +477,7 @@ impl Slots {
             Some(page) => std::mem::replace(page, Page::new()),
             None => self.high.remove(&number).unwrap_or(Page::new()),
         };
-        self.page_bytes -= page.heap_bytes();
+        self.reshaped(page.shape(), Shape::default());
         if page.kept {
             self.emptied.insert(number);
         }

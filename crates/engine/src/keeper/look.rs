@@ -186,7 +186,7 @@ impl Keeper {
         let (open, held) = (self.parts.log.open_generation(), self.holds.now());
         // Most of the index that was written is gone, unless it is not in memory.
         let written = self.parts.segments.index_bytes();
-        let gone = written <= self.index_bytes && self.parts.objects.page_bytes() < written / 2;
+        let gone = written <= self.index_bytes && self.parts.objects.stored_bytes() < written / 2;
         let changed = self.tail_bytes(work) > 0;
         let waits = |usage: &Usage| {
             let dead = usage.index == 0 && !usage.cold && (work.floor_before..open).contains(&usage.generation);
@@ -245,7 +245,7 @@ impl Keeper {
     /// Whether the log after the last checkpoint would take longer to replay, with what is written while the next one
     /// is, than is left of the time for opening when the checkpoint is loaded.
     fn replay_takes_long(&self, work: &Work) -> bool {
-        let index = self.parts.segments.index_bytes().max(self.parts.objects.page_bytes());
+        let index = self.parts.segments.index_bytes().max(self.parts.objects.stored_bytes());
         let writes = match self.threaded {
             true => Duration::from_micros(self.counters.checkpoint_us.load(Ordering::Relaxed)),
             false => Duration::ZERO,

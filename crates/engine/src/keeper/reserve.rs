@@ -238,7 +238,7 @@ impl Keeper {
     pub(super) fn checkpoint_segments(&self) -> u64 {
         let segments = &self.parts.segments;
         // What the last one has, or what is in memory by now.
-        let index = segments.index_bytes().max(self.parts.objects.page_bytes());
+        let index = segments.index_bytes().max(self.parts.objects.stored_bytes());
         (index + index / 8).div_ceil(segments.segment_bytes)
     }
 
@@ -246,5 +246,38 @@ impl Keeper {
     /// not become free.
     pub(super) fn is_tight(&self) -> bool {
         is_tight(self.parts.log.segments_left(), self.checkpoint_segments())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use esker_device::{Device, MemoryDevice};
+    use esker_store::{Change, Collection, ObjectId, ObjectStore, Transaction};
+
+    use crate::{Engine, FormatOptions, Options};
+
+    /// Pages of slots take less in memory than in a checkpoint, which is what there has to be room for.
+    #[test]
+    fn a_checkpoint_of_packed_pages_takes_no_more_segments_than_are_kept_for_it() {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        Engine::format(&*device, &FormatOptions { segment_bytes: 256 << 10, uuid: [9; 16] }).unwrap();
+        let options = Options { commit_thread: false, ..Options::default() };
+        let engine = Engine::open(device as Arc<dyn Device>, options).unwrap();
+        let object = ObjectId::new(Collection::from("c"), "ints");
+        engine.submit(Transaction::new().create_collection(object.collection())).wait().unwrap();
+        for first in (0..200_000).step_by(1_000) {
+            let mut txn = Transaction::new();
+            (first..first + 1_000).for_each(|index| txn.push(&object, Change::SlotSet { index, value: "four".into() }));
+            engine.submit(txn).wait().unwrap();
+        }
+        let kept = engine.keeper.as_ref().unwrap().checkpoint_segments();
+        let stats = engine.stats();
+        assert!((2.0..2.5).contains(&stats.slot_index_bytes_per_key()), "{stats:?}");
+        engine.checkpoint().unwrap();
+        let written = engine.stats().checkpoint_bytes;
+        assert!(written >= 200_000 * 8, "{written} bytes");
+        assert!(kept * (256 << 10) >= written, "room for {kept} segments is kept, {written} bytes were written");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use triomphe::Arc;
-
+use super::packed::{Packed, Raws};
+use super::sparse::Sparse;
 use crate::format::{Loc, PAGE_SLOTS, Space};
 use crate::index::{Missing, Used};
 
@@ -14,13 +14,23 @@ const SPARSE_MIN: usize = 24;
 /// A sparse page with more slots becomes dense.
 pub(super) const SPARSE_MAX: usize = 64;
 
-/// Shared with a clone of the slots until one of the two changes it.
 #[derive(Clone)]
 pub(super) enum Body {
-    /// Zero is an empty slot.
-    Dense(Arc<[u64; PAGE_SLOTS]>),
-    Sparse(Vec<(u16, u64)>),
+    /// Shared with a clone of the slots until one of the two changes it.
+    Dense(Packed),
+    /// Of as many entries as the page has slots.
+    Sparse(Sparse),
     Cold(Loc),
+}
+
+/// What a page takes. Nothing when it is not in memory.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub heap_bytes: usize,
+    /// In a checkpoint, at most: packed pages stand there unpacked.
+    pub stored_bytes: usize,
+    /// Bytes of an item of a dense page, 0 for others.
+    pub width: usize,
 }
 
 #[derive(Clone)]
@@ -33,61 +43,65 @@ pub(super) struct Page {
     pub used: Used,
 }
 
+const _: () = assert!(size_of::<Page>() == 32, "the directory takes 32 bytes for 512 slots");
+
 impl Page {
-    pub const fn new() -> Self {
-        Self { body: Body::Sparse(Vec::new()), count: 0, dirty: false, kept: false, used: Used::new() }
+    pub fn new() -> Self {
+        Self { body: Body::Sparse(Sparse::default()), count: 0, dirty: false, kept: false, used: Used::new() }
+    }
+
+    /// A page of these packed places, zero for an empty slot.
+    pub fn of(raws: &Raws) -> Self {
+        let count = raws.iter().filter(|raw| **raw != 0).count();
+        let body = if count > SPARSE_MAX { Body::Dense(Packed::of(raws)) } else { Body::Sparse(Sparse::of(raws)) };
+        Self { body, count: count as u16, dirty: true, ..Self::new() }
     }
 
     #[inline]
     pub fn get(&self, place: usize) -> u64 {
         match &self.body {
-            Body::Dense(raws) => raws[place],
-            Body::Sparse(list) => {
-                list.binary_search_by_key(&(place as u16), |slot| slot.0).map_or(0, |found| list[found].1)
-            }
+            Body::Dense(packed) => packed.get(place),
+            Body::Sparse(list) => list.get(usize::from(self.count), place),
             Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
-    /// Sets a slot to a raw place that is not zero; the old one comes back, zero for an empty slot.
+    /// [`Self::set`] where that takes nothing but writing an item; else `None`, and nothing has changed.
     #[inline]
-    pub fn set(&mut self, place: usize, raw: u64) -> u64 {
-        self.dirty = true;
+    pub fn replace(&mut self, place: usize, raw: u64) -> Option<u64> {
+        let Body::Dense(packed) = &mut self.body else { return None };
+        let old = if self.dirty { packed.replace(place, raw)? } else { return None };
+        self.count += u16::from(old == 0);
+        Some(old)
+    }
+
+    /// Sets a slot to a raw place that is not zero; the old one comes back, zero for an empty slot, with what the page
+    /// took before and what it takes now.
+    pub fn set(&mut self, place: usize, raw: u64) -> (u64, Shape, Shape) {
+        let before = self.shape();
+        let first = !std::mem::replace(&mut self.dirty, true);
         let old = match &mut self.body {
-            Body::Dense(raws) => std::mem::replace(&mut Arc::make_mut(raws)[place], raw),
-            Body::Sparse(list) => {
-                let above_all = list.last().is_none_or(|last| usize::from(last.0) < place);
-                let found =
-                    if above_all { Err(list.len()) } else { list.binary_search_by_key(&(place as u16), |slot| slot.0) };
-                match found {
-                    Ok(found) => std::mem::replace(&mut list[found].1, raw),
-                    Err(at) => {
-                        if list.len() == SPARSE_MAX {
-                            self.make_dense()[place] = raw;
-                        } else {
-                            if list.len() == list.capacity() {
-                                list.reserve_exact(list.len().max(1));
-                            }
-                            list.insert(at, (place as u16, raw));
-                        }
-                        0
-                    }
+            Body::Dense(packed) if first => packed.set_first(place, raw),
+            Body::Dense(packed) => packed.set(place, raw),
+            Body::Sparse(list) => match list.set(usize::from(self.count), SPARSE_MAX, place, raw) {
+                Some(old) => old,
+                None => {
+                    let mut raws = self.raws();
+                    raws[place] = raw;
+                    self.body = Body::Dense(Packed::of(&raws));
+                    0
                 }
-            }
+            },
             Body::Cold(_) => unreachable!("{READIED}"),
         };
         self.count += u16::from(old == 0);
-        old
+        (old, before, self.shape())
     }
 
     pub fn remove(&mut self, place: usize) -> u64 {
         let old = match &mut self.body {
-            Body::Dense(raws) if raws[place] == 0 => 0,
-            Body::Dense(raws) => std::mem::take(&mut Arc::make_mut(raws)[place]),
-            Body::Sparse(list) => match list.binary_search_by_key(&(place as u16), |slot| slot.0) {
-                Ok(found) => list.remove(found).1,
-                Err(_) => 0,
-            },
+            Body::Dense(packed) => packed.take(place),
+            Body::Sparse(list) => list.take(usize::from(self.count), place),
             Body::Cold(_) => unreachable!("{READIED}"),
         };
         if old != 0 {
@@ -101,24 +115,16 @@ impl Page {
     /// Empties the slots at `places` and calls `gone` for each.
     pub fn remove_range(&mut self, places: Range<usize>, mut gone: impl FnMut(usize, u64)) -> u64 {
         let before = self.count;
-        match &mut self.body {
-            Body::Dense(raws) => {
-                let raws = Arc::make_mut(raws);
-                for place in places {
-                    let raw = std::mem::take(&mut raws[place]);
-                    if raw != 0 {
-                        self.count -= 1;
-                        gone(place, raw);
-                    }
-                }
-            }
-            Body::Sparse(list) => {
-                let start = list.partition_point(|slot| usize::from(slot.0) < places.start);
-                let end = list.partition_point(|slot| usize::from(slot.0) < places.end);
-                list.drain(start..end).for_each(|(place, raw)| gone(usize::from(place), raw));
-                self.count = list.len() as u16;
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
+        let mut next = self.first_from(places.start);
+        while let Some((place, raw)) = next.filter(|(place, _)| *place < places.end) {
+            match &mut self.body {
+                Body::Dense(packed) => packed.take(place),
+                Body::Sparse(list) => list.take(usize::from(self.count), place),
+                Body::Cold(_) => unreachable!("{READIED}"),
+            };
+            self.count -= 1;
+            gone(place, raw);
+            next = if place + 1 < PAGE_SLOTS { self.first_from(place + 1) } else { None };
         }
         if self.count != before {
             self.dirty = true;
@@ -127,15 +133,15 @@ impl Page {
         u64::from(before - self.count)
     }
 
-    fn make_dense(&mut self) -> &mut [u64; PAGE_SLOTS] {
-        let mut raws = [0; PAGE_SLOTS];
-        if let Body::Sparse(list) = &self.body {
-            list.iter().for_each(|(place, raw)| raws[usize::from(*place)] = *raw);
-        }
-        self.body = Body::Dense(Arc::new(raws));
-        match &mut self.body {
-            Body::Dense(raws) => Arc::make_mut(raws),
-            Body::Sparse(_) | Body::Cold(_) => unreachable!("the body was just made dense"),
+    fn raws(&self) -> Raws {
+        match &self.body {
+            Body::Dense(packed) => packed.raws(),
+            Body::Sparse(list) => {
+                let mut raws = [0; PAGE_SLOTS];
+                list.entries(usize::from(self.count)).iter().for_each(|(place, raw)| raws[usize::from(*place)] = *raw);
+                raws
+            }
+            Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
@@ -143,13 +149,9 @@ impl Page {
     fn settle(&mut self) {
         let count = usize::from(self.count);
         match &mut self.body {
-            Body::Dense(raws) if count < SPARSE_MIN => {
-                let mut list = Vec::with_capacity(count);
-                list.extend(raws.iter().zip(0u16..).filter(|(raw, _)| **raw != 0).map(|(raw, place)| (place, *raw)));
-                self.body = Body::Sparse(list);
-            }
-            Body::Sparse(list) if list.capacity() > 4 * count => list.shrink_to_fit(),
-            _ => {}
+            Body::Dense(packed) if count < SPARSE_MIN => self.body = Body::Sparse(Sparse::of(&packed.raws())),
+            Body::Sparse(list) => list.settle(count),
+            Body::Dense(_) | Body::Cold(_) => {}
         }
     }
 
@@ -157,13 +159,11 @@ impl Page {
     #[inline]
     pub fn first_from(&self, from: usize) -> Option<(usize, u64)> {
         match &self.body {
-            Body::Dense(raws) => {
-                let at = raws[from..].iter().position(|raw| *raw != 0)?;
-                Some((from + at, raws[from + at]))
-            }
+            Body::Dense(packed) => packed.first_from(from),
             Body::Sparse(list) => {
-                let at = list.partition_point(|slot| usize::from(slot.0) < from);
-                list.get(at).map(|(place, raw)| (usize::from(*place), *raw))
+                let entries = list.entries(usize::from(self.count));
+                let at = entries.partition_point(|entry| usize::from(entry.0) < from);
+                entries.get(at).map(|(place, raw)| (usize::from(*place), *raw))
             }
             Body::Cold(_) => unreachable!("{READIED}"),
         }
@@ -173,25 +173,33 @@ impl Page {
     #[inline]
     pub fn last_to(&self, to: usize) -> Option<(usize, u64)> {
         match &self.body {
-            Body::Dense(raws) => {
-                let at = raws[..=to].iter().rposition(|raw| *raw != 0)?;
-                Some((at, raws[at]))
-            }
+            Body::Dense(packed) => packed.last_to(to),
             Body::Sparse(list) => {
-                let at = list.partition_point(|slot| usize::from(slot.0) <= to);
-                list[..at].last().map(|(place, raw)| (usize::from(*place), *raw))
+                let entries = list.entries(usize::from(self.count));
+                let at = entries.partition_point(|entry| usize::from(entry.0) <= to);
+                entries[..at].last().map(|(place, raw)| (usize::from(*place), *raw))
             }
             Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
     #[inline]
-    pub fn heap_bytes(&self) -> usize {
+    pub fn shape(&self) -> Shape {
         match &self.body {
-            Body::Dense(_) => PAGE_SLOTS * size_of::<u64>(),
-            Body::Sparse(list) => list.capacity() * size_of::<(u16, u64)>(),
-            Body::Cold(_) => 0,
+            Body::Dense(packed) => {
+                let (heap_bytes, width) = (packed.heap_bytes(), packed.width());
+                Shape { heap_bytes, stored_bytes: PAGE_SLOTS * size_of::<Loc>(), width }
+            }
+            Body::Sparse(list) => {
+                let heap_bytes = list.heap_bytes();
+                Shape { heap_bytes, stored_bytes: heap_bytes, width: 0 }
+            }
+            Body::Cold(_) => Shape::default(),
         }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.shape().heap_bytes
     }
 
     /// Where the checkpoint has it, if it is not in memory.

@@ -1,5 +1,6 @@
 //! Slots against an ordered map, and their own invariants.
 
+use super::page::SPARSE_MAX;
 use super::*;
 
 type Model = BTreeMap<u64, Loc>;
@@ -14,9 +15,10 @@ impl Slots {
         let mut len = 0;
         for page in self.low.iter().chain(self.high.values()) {
             let count = match &page.body {
-                Body::Dense(raws) => raws.iter().filter(|raw| **raw != 0).count(),
+                Body::Dense(packed) => packed.raws().iter().filter(|raw| **raw != 0).count(),
                 Body::Cold(_) => usize::from(page.count),
                 Body::Sparse(list) => {
+                    let list = list.entries(usize::from(page.count));
                     assert!(list.is_sorted_by(|a, b| a.0 < b.0) && list.len() <= SPARSE_MAX);
                     list.len()
                 }
@@ -27,6 +29,12 @@ impl Slots {
         assert_eq!(len, self.len);
         let pages = || self.low.iter().chain(self.high.values());
         assert_eq!(pages().map(Page::heap_bytes).sum::<usize>(), self.page_bytes);
+        assert_eq!(pages().map(|page| page.shape().stored_bytes).sum::<usize>(), self.stored_bytes);
+        let sparse = pages().filter(|page| page.count > 0 && matches!(page.body, Body::Sparse(_))).count();
+        assert_eq!(sparse as u64, self.sparse_pages());
+        let mut widths = [0; SLOT_WIDTH_MAX + 1];
+        pages().filter(|page| matches!(page.body, Body::Dense(_))).for_each(|page| widths[page.shape().width] += 1);
+        assert_eq!(widths, self.widths());
         assert_eq!(pages().filter(|page| page.cold().is_some()).count() as u64, self.cold);
     }
 }
@@ -37,7 +45,7 @@ type Saved = BTreeMap<u64, Vec<(u64, Loc)>>;
 fn bring(slots: &mut Slots, saved: &Saved, missing: &[Missing]) {
     for missing in missing {
         assert_eq!(missing.loc, place_of(missing.page));
-        assert!(slots.restore(missing.page, missing.loc, &saved[&missing.page]), "page {}", missing.page);
+        assert!(slots.restore(missing.page, missing.loc, SlotPage::of(&saved[&missing.page])), "page {}", missing.page);
     }
 }
 
@@ -58,6 +66,19 @@ fn a_loc(n: u64) -> Loc {
     Loc::new(n * 8, 64, 0)
 }
 
+/// Values of one size in order, or of any size anywhere in the log.
+fn some_loc(rng: &mut fastrand::Rng, seed: u64, step: u64) -> Loc {
+    match seed % 4 {
+        0 => a_loc(step),
+        1 => Loc::new(step * 80 % (1 << 16) + (step / 3_000 << 33), 80, 0),
+        2 => Loc::new(rng.u64(..1 << 32) * 8, 80 + rng.u64(..1_000), 0),
+        _ => {
+            let below = 1 << rng.u32(10..44);
+            Loc::new(rng.u64(..below) * 8, 80 << rng.u32(..20), rng.u8(..2))
+        }
+    }
+}
+
 fn index(rng: &mut fastrand::Rng, shape: u32) -> u64 {
     match shape {
         0 => rng.u64(..3_000),
@@ -76,7 +97,7 @@ fn run(seed: u64, shape: u32) {
     let mut kept = (Slots::new(), Model::new());
     for step in 0..8_000_u64 {
         let growing = step / 2_000 % 2 == 0;
-        let at = index(&mut rng, shape);
+        let (at, loc) = (index(&mut rng, shape), some_loc(&mut rng, seed, step));
         let inside =
             |range: &Range<u64>, index: u64| index >= range.start && (index < range.end || range.end == u64::MAX);
         let choice = rng.u32(..100);
@@ -85,9 +106,9 @@ fn run(seed: u64, shape: u32) {
             bring(&mut slots, &saved, missing.as_slice());
         }
         match choice {
-            0..70 if growing => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
+            0..70 if growing => assert_eq!(slots.set(at, loc), model.insert(at, loc)),
             0..70 => assert_eq!(slots.remove(at), model.remove(&at)),
-            70..80 => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
+            70..80 => assert_eq!(slots.set(at, loc), model.insert(at, loc)),
             80..85 => assert_eq!(slots.remove(at), model.remove(&at)),
             85..95 => assert_eq!(look(&mut slots, &saved, |slots| slots.get(at)), model.get(&at).copied()),
             95 if step % 4 == 0 => {
@@ -170,17 +191,23 @@ fn slots_answer_like_an_ordered_map() {
 }
 
 #[test]
-fn a_slot_of_a_filled_range_takes_at_most_8_1_bytes_in_any_order_of_filling() {
+fn a_slot_of_a_filled_range_takes_two_to_eight_bytes_by_the_order_and_the_sizes_of_values() {
     let len = 1_000_000_u64;
-    for step in [1, len - 1, 387_420_489] {
-        let mut slots = Slots::new();
+    // How far apart the keys are that follow each other, sizes of records, and the most bytes that a slot may take.
+    let cases = [(1, 80..=80, 2.2), (1, 176..=176, 2.2), (1, 1_104..=1_104, 3.2), (1, 80..=1_104, 4.2)];
+    let random =
+        [(80..=80, 3.2), (80..=1_104, 5.2), (8..=1 << 20, 8.2)].map(|(sizes, most)| (387_420_489, sizes, most));
+    for (step, sizes, most) in cases.into_iter().chain([(len - 1, 80..=80, 2.2)]).chain(random) {
+        let (mut slots, mut rng, mut end) = (Slots::new(), fastrand::Rng::with_seed(5), 4096);
         for nth in 0..len {
-            assert_eq!(slots.set(nth * step % len, a_loc(nth)), None);
+            let size = rng.u64(sizes.clone());
+            assert_eq!(slots.set(nth * step % len, Loc::new(end, size, 0)), None);
+            end += size.next_multiple_of(8);
         }
         slots.check();
         assert_eq!((slots.len(), slots.high.len()), (len, 0), "step {step}");
         let bytes = slots.memory_bytes() as f64 / len as f64;
-        assert!(bytes <= 8.1, "step {step}: {bytes} bytes a slot");
+        assert!(bytes <= most && bytes >= most - 1.2, "step {step}, sizes {sizes:?}: {bytes} bytes a slot");
     }
 }
 
@@ -192,4 +219,31 @@ fn scattered_slots_do_not_take_a_dense_page_each() {
     }
     let bytes = slots.memory_bytes() / 10_000;
     assert!(bytes <= 100, "{bytes} bytes a slot");
+}
+
+#[test]
+fn pages_get_narrow_again_with_the_first_change_after_a_checkpoint() {
+    let (mut slots, len) = (Slots::new(), 512 * 100);
+    let round = |slots: &mut Slots, round: u64| {
+        (0..len).for_each(|index| {
+            slots.set(index, Loc::new((round << 36) + index * 80, 80, 0));
+        });
+        slots.check();
+    };
+    round(&mut slots, 0);
+    assert_eq!(slots.widths()[2], 100);
+    round(&mut slots, 1);
+    assert_eq!(slots.widths()[5], 100, "what is left of the first round is far away from the second");
+    slots.clear_dirty();
+    let original = slots.clone();
+    for index in (0..len).step_by(512) {
+        let old = Loc::new((1 << 36) + index * 80, 80, 0);
+        assert_eq!(slots.set(index, Loc::new(old.offset() + 8, 80, 0)), Some(old));
+    }
+    assert_eq!((slots.widths()[2], original.widths()[5]), (100, 100));
+    slots.check();
+    original.check();
+    // Removals do not look, and emptied pages are counted no more.
+    slots.remove_range(0, len, |_, _| ());
+    assert_eq!((slots.widths().iter().sum::<u64>(), slots.page_bytes()), (0, 0));
 }
