@@ -282,6 +282,12 @@ fn what_makes_no_sense_is_refused_by_name() {
     told(two.moving(1).begin(7, ("a", ""), &[(HELLO, 1)]).unwrap_err(), "has not heard yet");
     two.known[1].view.store(nodes);
     kv.namespace("db0", esker_kv::Kind::Bytes).unwrap().remove("foo").wait().unwrap();
+    // Keys that no server of the chain serves would stay behind.
+    let other = kv.namespace("other", esker_kv::Kind::Int).unwrap();
+    other.put(7_u64, "v").wait().unwrap();
+    told(two.moving(1).begin(7, ("a", ""), &[(BAR, 1)]).unwrap_err(), "namespace \"other\"");
+    told(two.moving(1).gather(&[BAR], &|| true).unwrap_err(), "namespace \"other\"");
+    other.remove(7_u64).wait().unwrap();
     two.moving(1).begin(7, ("a", ""), &[(BAR, 1)]).unwrap();
     let part = |key: &'static str, database, what| esker_wire::proto::chain::KeyPart {
         database,

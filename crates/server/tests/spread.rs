@@ -395,3 +395,60 @@ fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
     assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{:?}", &answer[..answer.len().min(200)]);
     assert_eq!(a.get(&keys[5]).len(), LEN);
 }
+
+#[test]
+fn only_keys_that_are_put_are_noted_while_their_slots_are_gathered() {
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    a.put("1", b"v");
+    both.two.moving(0).gather(&[0], &|| true).unwrap();
+    let count = || both.two.moving(0).gathered(0);
+    assert_eq!(count(), Some(1));
+    let missing: Vec<String> = (10..30).map(|key| key.to_string()).collect();
+    told(&mut a, "multiGet", &list(&missing));
+    told(&mut a, "removeMany", &list(&missing));
+    let refused = [text(1, b"40"), text(2, b"other"), text(3, b"new")].concat();
+    assert_eq!(number(&told(&mut a, "compareAndSet", &refused), 1), 0);
+    assert_eq!(number(&told(&mut a, "update", &[text(1, b"41"), text(2, b"v")].concat()), 1), 0);
+    assert_eq!(count(), Some(1));
+    told(&mut a, "multiPut", &pairs(&[("2".into(), "v".into()), ("3".into(), "v".into())]));
+    assert_eq!(number(&told(&mut a, "add", &[text(1, b"42"), text(2, b"v")].concat()), 1), 1);
+    assert_eq!(count(), Some(4));
+}
+
+#[test]
+fn what_may_have_been_done_is_told_before_what_was_not() {
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    both.two.go(0, &[(1, 1)]);
+    both.two.begin(0, &[(0, 1)]);
+    let closed = both.two.moving(0).close(&[(0, 1)], "b").unwrap();
+    both.two.moving(0).tell_that_it_lasts();
+    both.rings[0].lost.store(true, Ordering::SeqCst);
+    let all = [("1".to_owned(), "v".to_owned()), ((RANGE + 1).to_string(), "v".to_owned())];
+    let (kind, answer) = a.call("multiPut", &pairs(&all));
+    assert!(kind == EXCEPTION && contains(&answer, "not known whether it was done"), "{answer:?}");
+    // Of one chain alone it is known.
+    let (kind, answer) = a.call("put", &[text(1, b"1"), text(2, b"v")].concat());
+    assert!(kind == EXCEPTION && contains(&answer, "nothing was done"), "{answer:?}");
+    both.rings[0].lost.store(false, Ordering::SeqCst);
+    let (kind, answer) = a.call("multiPut", &pairs(&all));
+    assert!(kind == EXCEPTION && contains(&answer, "some may be done"), "{answer:?}");
+    assert!(!contains(&answer, "nothing was done: "), "{answer:?}");
+    both.two.moving(0).reopen(closed.slots(), "b").unwrap();
+    told(&mut a, "multiPut", &pairs(&all));
+}
+
+#[test]
+fn a_server_that_stops_does_nothing_more_for_other_chains() {
+    let both = Both::start(Kind::Int);
+    both.client(0).put("7", b"v");
+    let handle = both.handles.lock()[0].clone();
+    handle.shutdown();
+    let method = esker_wire::proto::chain::KeyMethod::Put.into();
+    let (keys, values) = (vec!["7".into()], vec!["w".into()]);
+    let put = AskKeysRequest { namespace: "users:int".into(), method, keys, values, ..AskKeysRequest::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let answer = runtime.block_on(handle.answer(put));
+    assert_eq!(answer, AskKeysResponse { elsewhere: true, ..AskKeysResponse::default() });
+}
