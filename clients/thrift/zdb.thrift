@@ -77,9 +77,10 @@ service ZDBService {
 enum Mode {
   /* When it survives a power cut. */
   SAFE = 1,
-  /* When it is applied: a crash may take the last moments back, no more than the server's setting async_flush; under the
-     commit policy periodic:INTERVAL, no more than INTERVAL. Of a chain, the loss of its head takes back what only that
-     had: up to the bytes of its setting `kept`, however long ago they were written. */
+  /* When it is applied: a crash, or the loss of a chain's head, may take the last writes back. What it takes is the end
+     of what was acknowledged, no more than the server's setting thrift_async_bytes (64 MiB; keys and values, and 64
+     bytes for each key), and none of it was acknowledged longer than thrift_async_age (2 s) before the last that was. A
+     write waits while that would not hold, and one that is larger by itself is acknowledged as in SAFE. */
   ASYNCHRONOUS = 2,
 }
 
@@ -115,10 +116,12 @@ service EskerKeys extends ZDBService {
   /* How many keys there are, with those that have expired, or gone to another chain, and were not removed yet. */
   i64 count(),
 
-  /* When writes that come from now on are acknowledged, of all clients of this service. The server's setting
-     (thrift_mode) counts again when it is started anew. In a chain it is each server's own: one that becomes head goes
-     by its own setting, or by what was set on it before. Of several chains it is set at the head of each. With users:
-     for operators. */
+  /* When writes that come from now on are acknowledged, of all clients of this service. setMode(SAFE) counts at once,
+     and is answered when all is durable that was acknowledged before: from its answer on no crash takes anything back.
+     Where that cannot be had it is an error, and the mode is SAFE all the same. The server's setting (thrift_mode)
+     counts again when it is started anew. In a chain it is each server's own: one that becomes head goes by its own
+     setting, or by what was set on it before. Of several chains it is set at the head of each. With users: for
+     operators. */
   Mode mode(),
   void setMode(1: Mode mode),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,32 @@ def test_many_clients_write_at_once_and_read_what_each_wrote(start):
     assert not failed
     with server.client() as client:
         assert client.get("counter") == "200"
+
+
+def test_a_file_that_is_taken_anew_changes_the_mode_where_it_says_another(start, tmp_path: Path):
+    def settings(mode: str, more: str = "") -> None:
+        (tmp_path / "esker.toml").write_text(f"[serve]\nthrift_mode = '{mode}'\n{more}")
+
+    def reload() -> None:
+        server.process.send_signal(signal.SIGHUP)
+
+    settings("safe")
+    server = start("--config", "esker.toml")
+    with server.client() as client:
+        settings("asynchronous")
+        reload()
+        until = time.monotonic() + 20
+        while client.mode() != Mode.ASYNCHRONOUS:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        # What an operator has set stays while the file says what it said.
+        client.setMode(Mode.SAFE)
+        reload()
+        # And what cannot be read changes nothing.
+        settings("asynchronous", "thrift_mood = 'good'")
+        reload()
+        time.sleep(0.3)
+        assert (client.mode(), client.put("k", "v")) == (Mode.SAFE, 0)
 
 
 def test_what_was_acknowledged_in_safe_mode_is_there_after_a_kill(start):

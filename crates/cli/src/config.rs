@@ -7,7 +7,7 @@
 //! 2. A key that does not exist is an error that names it.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -259,9 +259,16 @@ settings! {
         /// as clients of Zing Database look for them: such as /data/zdb. In a cluster; empty means that it does not.
         thrift_registry: String = String::new(),
         /// When writes by Thrift are acknowledged at first: safe, when they are durable, or asynchronous, when they are
-        /// applied: a crash takes back async_flush at most, or INTERVAL of the policy periodic:INTERVAL, and in a chain
-        /// the loss of its head what only that had. Clients change it until the server is started anew.
+        /// applied: a crash takes back no more than thrift_async_bytes and thrift_async_age say. Operators change it by
+        /// setMode until the server is started anew; SIGHUP and `esker reload` do if it has changed in this file.
         thrift_mode: String = "safe".into(),
+        /// Bytes of asynchronous writes that may be acknowledged and not durable, from 1k to 1g: keys and values, and 64
+        /// for each key. A write above it waits until enough is durable, in a chain on all its servers; one that is
+        /// larger by itself is acknowledged when it is durable.
+        thrift_async_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
+        /// How long such a write may stay so, from 10ms to 1h: after half of it it is synced, whatever async_flush and
+        /// the policy say, and if it is not durable in time no other is acknowledged until it is.
+        thrift_async_age: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(2))),
         /// With tls_cert and tls_key, whether Thrift clients must use TLS: required or off. Never over the unix socket.
         thrift_tls: String = "required".into(),
         /// Most Thrift connections at the same time of clients that have begun a call, from 1 to 10000; others are
@@ -401,6 +408,9 @@ pub struct Settings {
     /// How many stores the process has beside the one that these are for.
     #[serde(skip)]
     pub other_stores: u64,
+    /// The file that they were read from.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
 }
 
 impl Settings {
@@ -412,10 +422,11 @@ impl Settings {
         let Some(path) = path else { return Ok(Self::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("configuration {}: {error}", path.display())))?;
-        Self::parse(&text).map_err(|error| {
+        let settings = Self::parse(&text).map_err(|error| {
             let hint = Self::right_section(&error.to_string()).unwrap_or_default();
             Failure::usage(format!("configuration {}: {error}{hint}", path.display()))
-        })
+        })?;
+        Ok(Self { file: Some(path.to_path_buf()), ..settings })
     }
 
     /// Where the key belongs that an error says is unknown where it stands, if it is known elsewhere.

@@ -74,7 +74,7 @@ enum Command {
     Copy(commands::copy::Copy),
     /// Show the figures of a running server, once or again and again
     Stat(commands::stat::Stat),
-    /// Have a running server take its certificates, passwords, tokens and users anew
+    /// Have a running server take its certificates, passwords, tokens, users and the mode of Thrift anew
     Reload(commands::reload::Reload),
     /// Print the hash of a password, for the users file
     Password(commands::secrets::Password),

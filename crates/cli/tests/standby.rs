@@ -486,6 +486,41 @@ fn thrift_is_answered_by_the_primary_whichever_server_is_asked() {
 }
 
 #[test]
+fn asynchronous_writes_by_thrift_are_bounded_by_what_the_standby_has() {
+    const BOUND: usize = 4 << 10;
+    let settings = "[serve]\nthrift_mode = 'safe'\nthrift_async_bytes = '4k'\nthrift_async_age = '1h'\n";
+    let (mut servers, doors) = (Servers::new(settings), [free(), free()]);
+    servers.start(0, &["--standby", "sync", "--thrift", &doors[0].to_string()]);
+    servers.start(1, &["--follow", &servers.url(0), "--thrift", &doors[1].to_string()]);
+    servers.in_step(1);
+    let value = "v".repeat(200);
+    let weight = |key: &String| 64 + key.len() + value.len();
+    let put = |key: &String| thrift(doors[0], "put", &[key, &value]).is_ok_and(|answer| answer[3] == 2);
+    let keys = |name: &str, count: usize| -> Vec<String> { (0..count).map(|key| format!("{name}{key}")).collect() };
+    let before = keys("before", 100);
+    assert!(before.iter().all(put));
+    let file = servers.folder.path().join("s0.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("'safe'", "'asynchronous'")).unwrap();
+    servers.signal(0, "-HUP");
+    soon("the mode is another", || servers.figures(0).contains("\nesker_thrift_asynchronous 1"));
+    // The standby hears nothing any more: what only the primary has is bounded, however long that takes.
+    servers.signal(1, "-STOP");
+    let alone: Vec<_> = keys("alone", 100).into_iter().take_while(put).collect();
+    let bytes: usize = alone.iter().map(weight).sum();
+    assert!(bytes <= BOUND && bytes + weight(&alone[0]) > BOUND, "{} writes, {bytes} bytes", alone.len());
+    // And the loss of the primary takes no more than that.
+    servers.kill(0);
+    servers.signal(1, "-CONT");
+    servers.done(&["promote", "--force", "--at", &servers.url(1)]);
+    let has = |key: &&String| thrift(doors[1], "has", &[key]).is_ok_and(|answer| answer.ends_with(&[1, 0]));
+    soon("the standby answers", || has(&&before[0]));
+    assert_eq!(before.iter().filter(has).count(), before.len());
+    let lost: usize = alone.iter().filter(|key| !has(key)).map(weight).sum();
+    assert!(lost <= BOUND, "{lost} bytes");
+}
+
+#[test]
 fn a_primary_that_was_away_hears_of_a_promotion_and_answers_no_more() {
     let servers = Servers::pair("async", "");
     servers.write(0, "key", 100, "x");

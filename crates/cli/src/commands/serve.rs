@@ -54,7 +54,7 @@ pub use self::started::STAGES_SECTION;
 use self::started::Started;
 use self::stopping::{Anew, Stopping, Told};
 use self::terms::Doors;
-use self::thrift::ThriftFlags;
+use self::thrift::{ModeOfFile, ThriftFlags};
 use self::watched::Watched;
 use super::server::password_from_environment;
 use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
@@ -168,12 +168,14 @@ impl Serve {
 
     /// Runs the command until a signal or SHUTDOWN.
     pub fn run(self, mut settings: Settings, exporting: Exporting, sockets: Sockets) -> Result<(), Failure> {
-        let replaces = self.pair.replaces();
+        let (replaces, mode_is_flag) = (self.pair.replaces(), self.thrift.give_mode());
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
         let watching = watched::config(&settings.serve, &front, &sockets)?;
-        let secrets = settings.serve.clone();
+        let given = settings.clone();
         let mut plans = plan::plans(settings, &front, sockets)?;
+        let modes = plans.iter().filter_map(|plan| Some(plan.thrift.as_ref()?.mode.clone())).collect();
+        let mode = ModeOfFile::of(&given, mode_is_flag, modes)?;
         for lowered in plan::fit(&mut plans, watching.doors()) {
             say!("limits     {lowered}");
         }
@@ -185,7 +187,7 @@ impl Serve {
         if let Some(about) = exporting.tell(Arc::clone(&watched) as _) {
             say!("otlp       {about}");
         }
-        let stopping = Stopping::new(front, seats, move |front| reread(&secrets, front));
+        let stopping = Stopping::new(front, seats, move |front| reread(&given.serve, mode.as_ref(), front));
         let beside = (http.as_ref(), &stopping);
         let served = match clustered {
             Some(clustered) => clustered::serve(plans, clustered, beside),
@@ -275,8 +277,8 @@ fn serve(whole: Whole<'_>, signals: Signals, (http, stopping): BesideServing<'_>
     Ok((started.run(), told))
 }
 
-/// Users, password and token, where files hold them, as they are now.
-fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
+/// Users, password, token and the mode of Thrift, where files hold them, as they are now.
+fn reread(settings: &ServeSettings, mode: Option<&ModeOfFile>, front: &Front) -> Result<Anew, Failure> {
     let (password, token) = (password(settings)?, rpc::token(&settings.grpc_token_file)?);
     let http_token = rpc::token(&settings.http_token_file)?;
     let users = match &front.users {
@@ -286,9 +288,13 @@ fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
             read.map_err(|error| Failure::of(Code::Usage, &error))?
         }
     };
+    let mode = match mode {
+        None => Box::new(|| ()) as Box<dyn FnOnce() + Send>,
+        Some(mode) => mode.prepare()?,
+    };
     // A password that is a setting itself stays as CONFIG SET left it.
     let password = password.filter(|_| !settings.password_file.is_empty());
-    Ok(Anew { users, password, token, http_token })
+    Ok(Anew { users, mode, password, token, http_token })
 }
 
 #[cfg(test)]

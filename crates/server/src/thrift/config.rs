@@ -9,6 +9,7 @@ use std::time::Duration;
 use esker_kv::Kind;
 
 use super::call::WriteMode;
+use super::dirty::{DIRTY_AGE_MAX, DIRTY_AGE_MIN, DIRTY_BYTES_MAX, DIRTY_BYTES_MIN};
 use super::memory::MEMORY_BYTES_MIN;
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
 use crate::front::{Passed, TlsFiles, UnixAccess, Users, listen};
@@ -44,6 +45,13 @@ pub struct Config {
     /// When writes are acknowledged; clients may change it, for all servers with this configuration or a clone of it.
     /// Default: safe.
     pub mode: KeptMode,
+    /// Most bytes of asynchronous writes that are acknowledged and not durable, 1 KiB to 1 GiB: keys and values, and
+    /// [`DIRTY_KEY_BYTES`](super::DIRTY_KEY_BYTES) for each key. A write above it waits until enough is durable; one
+    /// that is larger by itself is acknowledged when it is durable. Default: 64 MiB.
+    pub async_bytes_max: u64,
+    /// How long such a write may stay so, 10 ms to 1 h: meanwhile it is synced, and if it is older all the same none is
+    /// acknowledged until it is durable. Default: 2 s.
+    pub async_age_max: Duration,
     /// Most connections at once of clients that have begun a call, 1 to 10,000; the calls of others are refused.
     /// Default: 1,024.
     pub connections_max: usize,
@@ -110,6 +118,8 @@ impl Default for Config {
             namespace: NAMESPACE.into(),
             kind: Kind::Bytes,
             mode: KeptMode::default(),
+            async_bytes_max: 64 << 20,
+            async_age_max: Duration::from_secs(2),
             connections_max: 1_024,
             strangers_max: STRANGERS_MAX,
             stranger_seconds: PATIENCE.as_secs(),
@@ -182,6 +192,14 @@ impl Config {
         within("memory_bytes_max", self.memory_bytes_max, MEMORY_BYTES_MIN, 1 << 40)?;
         within("threads", self.threads, 1, 64)?;
         within("waiting_threads_max", self.waiting_threads_max, 4, 4_096)?;
+        if !(DIRTY_BYTES_MIN..=DIRTY_BYTES_MAX).contains(&self.async_bytes_max) {
+            let (found, most) = (self.async_bytes_max, DIRTY_BYTES_MAX);
+            return Err(Error::Config(format!("async_bytes_max = {found} is not within {DIRTY_BYTES_MIN}..={most}")));
+        }
+        if !(DIRTY_AGE_MIN..=DIRTY_AGE_MAX).contains(&self.async_age_max) {
+            let (found, least, most) = (self.async_age_max, DIRTY_AGE_MIN, DIRTY_AGE_MAX);
+            return Err(Error::Config(format!("async_age_max = {found:?} is not within {least:?}..={most:?}")));
+        }
         if is_of_redis(&self.namespace) {
             return Err(Error::Config(format!(
                 "namespace {:?}: the Redis protocol keeps its own there",
@@ -225,6 +243,13 @@ mod tests {
             (Config { memory_bytes_max: 1 << 20, ..base.clone() }, "memory_bytes_max"),
             (Config { threads: 0, ..base.clone() }, "threads"),
             (Config { waiting_threads_max: 0, ..base.clone() }, "waiting_threads_max"),
+            (
+                Config { async_bytes_max: 1_023, ..base.clone() },
+                "async_bytes_max = 1023 is not within 1024..=1073741824",
+            ),
+            (Config { async_bytes_max: (1 << 30) + 1, ..base.clone() }, "async_bytes_max"),
+            (Config { async_age_max: Duration::from_millis(9), ..base.clone() }, "9ms is not within 10ms..=3600s"),
+            (Config { async_age_max: Duration::from_secs(3_601), ..base.clone() }, "async_age_max"),
             (Config { namespace: "db3.int".into(), ..base.clone() }, "db3.int"),
             (Config { namespace: "server".into(), ..base.clone() }, "server"),
             (Config { unix_socket: None, ..base }, "unix_socket"),

@@ -22,6 +22,7 @@ mod config;
 mod connection;
 mod counts;
 mod decode;
+mod dirty;
 mod encode;
 mod guest;
 mod kept;
@@ -47,6 +48,7 @@ pub use arguments::BATCH_MAX;
 pub use call::{PAGE_MAX, WriteMode};
 pub use config::{Config, Error, KeptMode, NAMESPACE, Result};
 pub use decode::{Decoded, Decoder, Message};
+pub use dirty::DIRTY_KEY_BYTES;
 pub use encode::{Exception, ExceptionKind, Given, encode};
 pub use listen::Address;
 pub use memory::ANSWER_BYTES_MAX;
@@ -56,6 +58,7 @@ pub use unreadable::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Unreadable}
 
 use call::Asked;
 use connection::{Common, UnderWay};
+use dirty::Dirty;
 use kept::Kept;
 use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
@@ -126,6 +129,8 @@ impl Handle {
         };
         let is_asynchronous = common.service.mode() == WriteMode::Asynchronous;
         let held = common.memory.held_bytes() + common.passed_on.held_bytes();
+        let dirty = common.service.dirty();
+        let weight = dirty.weight();
         let known = max - common.known.available_permits().min(max);
         let mut figures = vec![
             gauge("connections", "Connections of clients that have begun a call", known),
@@ -133,6 +138,10 @@ impl Handle {
             gauge("strangers", "Connections without such a call yet", self.strangers.len()),
             gauge("memory_bytes", "Memory that long messages, calls that read and long answers hold", held),
             gauge("asynchronous", "1 where writes are acknowledged when applied", usize::from(is_asynchronous)),
+            gauge("dirty_keys", "Keys of asynchronous writes that are not known to be durable", weight.keys as usize),
+            gauge("dirty_bytes", "Their bytes, with those of values and 64 for each", weight.bytes as usize),
+            gauge("async_bytes_max", "Most of these bytes (thrift_async_bytes)", dirty.bytes_max() as usize),
+            gauge("async_waiting", "Calls that wait for asynchronous writes to be durable", dirty.waiting()),
         ];
         let sent_away = Value::Counter(self.strangers.sent_away() as f64);
         let help = "Connections closed before such a call, to make room or for their time";
@@ -194,8 +203,9 @@ impl Server {
             .map_err(|source| Error::Threads { what: "start threads", source })?;
         let doors = ThriftDoors::open(&config, &runtime)?;
         let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
+        let dirty = Dirty::new(config.async_bytes_max, config.async_age_max);
         let common = Arc::new(Common {
-            service: Arc::new(KeyService::new(kv, namespace, config.mode.clone(), sharing)),
+            service: Arc::new(KeyService::new(kv, namespace, config.mode.clone(), dirty, sharing)),
             counts: Arc::default(),
             known: Arc::new(Semaphore::new(config.connections_max)),
             memory: ThriftMemory::of(config.memory_bytes_max),
@@ -228,7 +238,9 @@ impl Server {
         let Handle { common, strangers, certificates, stop, .. } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());
         let common_of_peers = Arc::clone(&common);
+        let service = Arc::clone(&common.service);
         runtime.block_on(async move {
+            tokio::spawn(service.keep_durable());
             let (open, mut closed) = mpsc::channel(1);
             let hall = Hall { common, strangers, certificates, stopping: stopping.clone(), open };
             doors.serve(&hall);

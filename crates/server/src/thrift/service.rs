@@ -1,13 +1,14 @@
 //! What calls do to the namespace.
 //!
-//! [`Asked`] → the face of keys, on the thread that answers where it waits for nothing → what is on its way is
-//! awaited → the barrier of everything that was read or written → [`Given`]
+//! [`Asked`] → room among what is not durable, for an asynchronous write → the face of keys, on the thread that
+//! answers where it waits for nothing → what is on its way is awaited → the barrier of everything that was read or
+//! written → [`Given`]
 //!
 //! Invariants:
 //! 1. No thread that answers sleeps, waits for a sync, for keys that another holds, or reads a device; none is held by
 //!    a write that waits.
 //! 2. Nothing is answered before it may be shown: in safe mode a write when it is durable, in asynchronous mode when it
-//!    is applied; what a read shows, when its writer was answered.
+//!    is applied, within the bounds of [`Dirty`]; what a read shows, when its writer was answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use esker_store::{ATTEMPTS_MAX, Error as StoreError, WhenBusy};
 
 use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
 use super::config::KeptMode;
+use super::dirty::{Dirty, Reserved, Weight};
 use super::encode::{Exception, Given};
 use super::memory::ANSWER_BYTES_MAX;
 use super::ring::{Sharing, Stand};
@@ -52,6 +54,7 @@ pub(super) struct KeyService {
     /// Its store may be called by a thread that answers.
     at_once: bool,
     mode: KeptMode,
+    dirty: Arc<Dirty>,
     sharing: Option<Sharing>,
 }
 
@@ -70,6 +73,13 @@ impl From<Exception> for Stopped {
     }
 }
 
+/// How an attempt is committed.
+#[derive(Clone, Copy)]
+struct How {
+    when_busy: WhenBusy,
+    durability: Durability,
+}
+
 /// What an attempt came to.
 enum Attempted<T> {
     /// What it reads is on its way.
@@ -83,15 +93,16 @@ enum Attempted<T> {
 }
 
 impl KeyService {
-    pub(super) fn new(kv: Kv, namespace: Namespace, mode: KeptMode, sharing: Option<Sharing>) -> Self {
+    pub(super) fn new(kv: Kv, namespace: Namespace, mode: KeptMode, dirty: Dirty, sharing: Option<Sharing>) -> Self {
         let at_once = !kv.is_afar() && APPLY_AT_ONCE.contains(&kv.store().capability().backend);
-        Self { kv, namespace, at_once, mode, sharing }
+        Self { kv, namespace, at_once, mode, dirty: Arc::new(dirty), sharing }
     }
 
     /// The same, whose writes are acknowledged so.
     pub(super) fn in_mode(&self, mode: WriteMode) -> Arc<Self> {
         let (kv, namespace, sharing) = (self.kv.clone(), self.namespace.clone(), self.sharing.clone());
-        Arc::new(Self { kv, namespace, at_once: self.at_once, mode: mode.into(), sharing })
+        let dirty = Arc::clone(&self.dirty);
+        Arc::new(Self { kv, namespace, at_once: self.at_once, mode: mode.into(), dirty, sharing })
     }
 
     /// What keys are shared with other chains by.
@@ -114,6 +125,35 @@ impl KeyService {
         txn.put_value(of, key, value, kept.0, kept.1);
     }
 
+    /// What is acknowledged and not durable.
+    pub(super) fn dirty(&self) -> &Dirty {
+        &self.dirty
+    }
+
+    /// Keeps what is acknowledged and not durable within its bounds. Does not return; while it does not run, no
+    /// asynchronous write goes on that waits.
+    pub(super) async fn keep_durable(self: Arc<Self>) {
+        let own = Arc::clone(&self);
+        self.dirty.keep(move || Arc::clone(&own).sync()).await;
+    }
+
+    /// Has everything made durable that is applied.
+    async fn sync(self: Arc<Self>) -> Result<(), StoreError> {
+        let at_once = self.at_once;
+        let flush = move || self.dirty.unsynced().flush(&**self.kv.store()).into_parts();
+        let (synced, barrier) = if at_once {
+            flush()
+        } else {
+            match tokio::task::spawn_blocking(flush).await {
+                Ok(synced) => synced,
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Err(_) => return Err(StoreError::Closed),
+            }
+        };
+        synced?;
+        durable(barrier).await
+    }
+
     /// The namespace's name.
     pub(super) fn name(&self) -> &str {
         self.namespace.name()
@@ -134,12 +174,17 @@ impl KeyService {
         self.mode.get()
     }
 
-    fn durability(&self) -> Durability {
-        match self.mode() {
-            // Also where the store's commit policy would acknowledge it earlier.
-            WriteMode::Safe => Durability::Always,
-            WriteMode::Asynchronous => Durability::Applied,
+    /// Room for a write that is acknowledged before it is durable; `None`: it is not, in safe mode and where it is
+    /// larger than all that may be so.
+    async fn reserve(&self, weight: Weight) -> Result<Option<Reserved<'_>>, Exception> {
+        let is_early = self.mode() == WriteMode::Asynchronous && weight.bytes <= self.dirty.bytes_max();
+        if weight.keys == 0 || !is_early {
+            return Ok(None);
         }
+        let reserved = self.dirty.reserve(weight.bytes, &**self.kv.store()).await;
+        let reserved = reserved.map_err(|error| stuck("not written", "wait for room (thrift_async_bytes)", &error))?;
+        // Who has made it safe meanwhile is answered when all that had room before is durable, and this had none.
+        Ok(Some(reserved).filter(|_| self.mode() == WriteMode::Asynchronous))
     }
 
     /// Does what is asked for, of keys that this chain keeps.
@@ -153,23 +198,25 @@ impl KeyService {
             Asked::MultiGet(keys) => self.get_many(keys).await,
             Asked::Put(key, value) => {
                 let (keys, bytes) = (vec![key.clone()], value.len());
+                let weight = Weight::of(key_bytes(&key), bytes);
                 let own = Arc::clone(self);
                 let put = move |txn: &mut Txn<'_>, of: &Namespace| {
                     own.put(txn, of, &key, &value, (None, 0));
-                    Ok(())
+                    Ok(((), weight))
                 };
-                self.transact(keys, bytes, put).await?;
+                self.write(keys, bytes, weight, put).await?;
                 Ok(Given::I32(0))
             }
             Asked::MultiPut(pairs) => {
                 let keys = pairs.iter().map(|(key, _)| key.clone()).collect();
                 let bytes = pairs.iter().map(|(_, value)| value.len()).sum();
+                let weight = pairs.iter().map(|(key, value)| Weight::of(key_bytes(key), value.len())).sum();
                 let own = Arc::clone(self);
                 let put = move |txn: &mut Txn<'_>, of: &Namespace| {
                     pairs.iter().for_each(|(key, value)| own.put(txn, of, key, value, (None, 0)));
-                    Ok(())
+                    Ok(((), weight))
                 };
-                self.transact(keys, bytes, put).await?;
+                self.write(keys, bytes, weight, put).await?;
                 Ok(Given::Nothing)
             }
             Asked::Remove(key) => {
@@ -205,6 +252,11 @@ impl KeyService {
             Asked::SetMode(mode) => {
                 self.mode.set(mode);
                 tracing::info!(namespace = self.name(), ?mode, "writes are acknowledged anew");
+                if mode == WriteMode::Safe {
+                    // From this answer on nothing that was acknowledged can be lost.
+                    let settled = self.dirty.settled().await;
+                    settled.map_err(|error| stuck("the mode is SAFE", "are not durable", &error))?;
+                }
                 Ok(Given::Nothing)
             }
         }
@@ -232,7 +284,7 @@ impl KeyService {
             self.read(move |namespace| namespace.get_many(&as_keys(&asked))).await?
         } else {
             let read = move |txn: &mut Txn<'_>, of: &Namespace| read_in_parts(txn, of, &asked);
-            let entries = self.transact(keys.clone(), 0, read).await?;
+            let entries = self.transact(keys.clone(), read).await?;
             entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect()
         };
         let pairs: Vec<(Bytes, Bytes)> =
@@ -260,16 +312,15 @@ impl KeyService {
         keys.sort_unstable();
         keys.dedup();
         let asked = keys.clone();
+        let of_key = |key: &OwnedKey| Weight::of(key_bytes(key), 0);
+        let weight = keys.iter().map(of_key).sum();
         let remove = move |txn: &mut Txn<'_>, of: &Namespace| {
             let there = read_in_parts(txn, of, &asked)?;
-            let mut removed = 0;
-            for (key, _) in asked.iter().zip(there).filter(|(_, there)| there.is_some()) {
-                txn.remove(of, key);
-                removed += 1;
-            }
-            Ok(removed)
+            let found = asked.iter().zip(there).filter(|(_, there)| there.is_some());
+            let removed: Weight = found.map(|(key, _)| (txn.remove(of, key), of_key(key)).1).sum();
+            Ok((removed.keys as i64, removed))
         };
-        self.transact(keys, 0, remove).await
+        self.write(keys, 0, weight, remove).await
     }
 
     /// Writes a value, keeping an expiry that is there, if what is there is as it has to be.
@@ -280,16 +331,17 @@ impl KeyService {
         holds: impl Fn(Option<&Bytes>) -> bool + Send + Sync + 'static,
     ) -> Result<Given, Stopped> {
         let (keys, bytes, own) = (vec![key.clone()], value.len(), Arc::clone(self));
+        let weight = Weight::of(key_bytes(&key), bytes);
         let write = move |txn: &mut Txn<'_>, of: &Namespace| {
             let there = txn.get(of, &key)?;
             if !holds(there.as_ref().map(|entry| &entry.value)) {
-                return Ok(false);
+                return Ok((false, Weight::default()));
             }
             let kept = there.map_or((None, 0), |entry| (entry.expires_ms, entry.tag));
             own.put(txn, of, &key, &value, kept);
-            Ok(true)
+            Ok((true, weight))
         };
-        self.transact(keys, bytes, write).await.map(Given::Bool)
+        self.write(keys, bytes, weight, write).await.map(Given::Bool)
     }
 
     /// A page in the order of keys.
@@ -306,38 +358,53 @@ impl KeyService {
         limit: usize,
     ) -> Result<(Vec<(OwnedKey, Bytes)>, Option<OwnedKey>), Stopped> {
         let scan = Scan { after, limit, bytes_max: PAGE_BYTES, ..Scan::all() };
-        let found = self.transact(Vec::new(), 0, move |txn, of| txn.scan(of, &scan)).await?;
+        let found = self.transact(Vec::new(), move |txn, of| txn.scan(of, &scan)).await?;
         let bytes: usize = found.iter().map(|(key, entry)| key_bytes(key) + entry.value.len()).sum();
         let cut = found.len() >= limit || bytes >= PAGE_BYTES;
         let next = found.last().filter(|_| cut).map(|(key, _)| key.clone());
         Ok((found.into_iter().map(|(key, entry)| (key, entry.value)).collect(), next))
     }
 
-    /// Runs `change` in a transaction that holds these keys, and commits it; again from the beginning where another
-    /// process changed what it read, once what it reads is in memory, and once there is room. It writes values of so
-    /// many bytes.
+    /// Runs `read` in a transaction that holds these keys; see [`KeyService::write`].
     async fn transact<T: Send + 'static>(
         self: &Arc<Self>,
         keys: Vec<OwnedKey>,
+        read: impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError> + Send + Sync + 'static,
+    ) -> Result<T, Stopped> {
+        self.write(keys, 0, Weight::default(), move |txn, of| Ok((read(txn, of)?, Weight::default()))).await
+    }
+
+    /// Runs `change` in a transaction that holds these keys, and commits it; again from the beginning where another
+    /// process changed what it read, once what it reads is in memory, and once there is room. It writes values of so
+    /// many bytes, and no more than `weight` says; what it has written it says itself.
+    async fn write<T: Send + 'static>(
+        self: &Arc<Self>,
+        keys: Vec<OwnedKey>,
         bytes: usize,
-        change: impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError> + Send + Sync + 'static,
+        weight: Weight,
+        change: impl Fn(&mut Txn<'_>, &Namespace) -> Result<(T, Weight), KvError> + Send + Sync + 'static,
     ) -> Result<T, Stopped> {
         let is_large = keys.len() > KEYS_AT_ONCE || bytes > BYTES_AT_ONCE;
         let made = Arc::new((keys, change));
         let (mut waits, mut waited, mut attempts) = (esker_store::Waits::default(), 0, 0);
         loop {
             let may_wait = !self.at_once || waited >= READS_AT_ONCE;
-            let when_busy = WhenBusy::Refuse(waits);
-            let at_once = if may_wait || is_large { None } else { self.attempt_at_once(&made.0, when_busy, &made.1) };
+            // For this attempt: what has to wait, waits without it.
+            let reserved = self.reserve(weight).await?;
+            // Safe also where the store's commit policy would acknowledge it earlier.
+            let durability = if reserved.is_some() { Durability::Applied } else { Durability::Always };
+            let how = How { when_busy: WhenBusy::Refuse(waits), durability };
+            let at_once = if may_wait || is_large { None } else { self.attempt_at_once(&made.0, how, &made.1) };
             let attempted = match at_once {
                 Some(attempted) => attempted,
                 None => {
                     let (own, made) = (Arc::clone(self), Arc::clone(&made));
-                    waiting(move || own.attempt(&made.0, may_wait, when_busy, &made.1)).await?
+                    waiting(move || own.attempt(&made.0, may_wait, how, &made.1)).await?
                 }
             };
-            let (value, committed) = match attempted {
+            let ((value, wrote), committed) = match attempted {
                 Attempted::Awaits(awaited) => {
+                    drop(reserved);
                     waited += 1;
                     if let Some(awaited) = awaited {
                         // An error of it is met again when it is read.
@@ -352,11 +419,13 @@ impl KeyService {
             let (committed, barrier) = committed.arrived().await;
             match committed {
                 Err(StoreError::Busy { stall }) => {
+                    drop(reserved);
                     waits.note(stall);
                     // Whether there is room now, the next attempt finds out.
                     let _ = self.kv.room(stall).await;
                 }
                 Err(StoreError::GuardFailed { .. }) if attempts < ATTEMPTS_MAX => {
+                    drop(reserved);
                     attempts += 1;
                     if attempts <= AT_ONCE {
                         tokio::task::yield_now().await;
@@ -373,8 +442,16 @@ impl KeyService {
                     return Err(told_of_store(error).into());
                 }
                 Ok(()) => {
+                    let Some(reserved) = reserved else {
+                        reached(barrier).await?;
+                        return Ok(value);
+                    };
+                    reserved.applied(wrote);
+                    // That of what it has read, if any.
                     reached(barrier).await?;
-                    return Ok(value);
+                    let in_time = self.dirty.in_time().await;
+                    let late = |error| stuck("written, and may be lost", "are too old (thrift_async_age)", &error);
+                    return in_time.map(|()| value).map_err(late);
                 }
             }
         }
@@ -384,11 +461,11 @@ impl KeyService {
     fn attempt_at_once<T>(
         &self,
         keys: &[OwnedKey],
-        when_busy: WhenBusy,
+        how: How,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Option<Attempted<T>> {
         let txn = self.kv.try_begin(&self.held(keys))?;
-        Some(if self.keeps(keys) { self.go_on(txn, false, when_busy, change) } else { Attempted::Gone })
+        Some(if self.keeps(keys) { self.go_on(txn, false, how, change) } else { Attempted::Gone })
     }
 
     /// On a thread that may wait, for these keys at least.
@@ -396,11 +473,11 @@ impl KeyService {
         &self,
         keys: &[OwnedKey],
         may_wait: bool,
-        when_busy: WhenBusy,
+        how: How,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Attempted<T> {
         let txn = self.kv.begin(&self.held(keys));
-        if self.keeps(keys) { self.go_on(txn, may_wait, when_busy, change) } else { Attempted::Gone }
+        if self.keeps(keys) { self.go_on(txn, may_wait, how, change) } else { Attempted::Gone }
     }
 
     fn held<'k>(&'k self, keys: &'k [OwnedKey]) -> Vec<(&'k Namespace, Key<'k>)> {
@@ -411,17 +488,17 @@ impl KeyService {
         &self,
         mut txn: Txn<'_>,
         may_wait: bool,
-        when_busy: WhenBusy,
+        how: How,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Attempted<T> {
-        txn.when_busy(when_busy);
+        txn.when_busy(how.when_busy);
         if !may_wait {
             txn.do_not_wait();
         }
         match change(&mut txn, &self.namespace) {
             Err(KvError::OnItsWay) => Attempted::Awaits(txn.take_awaited()),
             Err(error) => Attempted::Failed(error),
-            Ok(value) => Attempted::Made(value, txn.commit(self.durability())),
+            Ok(value) => Attempted::Made(value, txn.commit(how.durability)),
         }
     }
 }
@@ -477,14 +554,21 @@ async fn waiting<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
 }
 
 /// Awaits a barrier, as one more client that waits for a sync.
-async fn reached(barrier: Option<Barrier>) -> Result<(), Exception> {
-    if let Some(barrier) = barrier {
-        if barrier.state().is_none() {
-            barrier.want_for(1);
-        }
-        barrier.await.map_err(told_of_store)?;
+async fn durable(barrier: Option<Barrier>) -> Result<(), StoreError> {
+    let Some(barrier) = barrier else { return Ok(()) };
+    if barrier.state().is_none() {
+        barrier.want_for(1);
     }
-    Ok(())
+    barrier.await
+}
+
+async fn reached(barrier: Option<Barrier>) -> Result<(), Exception> {
+    durable(barrier).await.map_err(told_of_store)
+}
+
+/// Of asynchronous writes that came before a call this is so, and their sync has failed.
+fn stuck(outcome: &str, what: &str, error: &StoreError) -> Exception {
+    Exception::internal(format!("{outcome}; asynchronous writes before it {what}: {}", with_causes(error)))
 }
 
 fn told(error: KvError) -> Exception {
@@ -500,14 +584,16 @@ fn told_of_store(error: StoreError) -> Exception {
         StoreError::TooLarge { .. } | StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
             Exception::refused(error.to_string())
         }
-        error => {
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text = format!("{text}: {error}");
-                cause = error.source();
-            }
-            Exception::internal(text)
-        }
+        error => Exception::internal(with_causes(&error)),
     }
+}
+
+fn with_causes(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }

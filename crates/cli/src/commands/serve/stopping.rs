@@ -24,6 +24,8 @@ use crate::exit::{Code, Failure};
 pub struct Anew {
     /// What puts the users into force.
     pub users: Box<dyn FnOnce() + Send>,
+    /// What puts the mode of Thrift into force.
+    pub mode: Box<dyn FnOnce() + Send>,
     /// The password, where a file holds it.
     pub password: Option<String>,
     /// The token of gRPC, and of HTTP.
@@ -111,7 +113,7 @@ impl Stopping {
         Arc::new(Self { front, reread, seats, ends, anew, closed, changed })
     }
 
-    /// Takes certificates, passwords, tokens and users anew; what is not served now goes by them once it is.
+    /// Takes certificates, passwords, tokens, users and the mode of Thrift anew; what is not served now goes by them once it is.
     ///
     /// # Errors
     /// What cannot be read.
@@ -120,16 +122,16 @@ impl Stopping {
         let served: Vec<_> = self.seats.iter().filter_map(|seat| seat.protocols()).collect();
         // All is read before any of it counts.
         let anew = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
-        let Anew { users, password, token, http_token } = anew;
+        let Anew { users, mode, password, token, http_token } = anew;
         let secrets = Secrets { password, token, http_token };
-        let mut all = vec![users];
+        let mut all = vec![users, mode];
         for protocols in &served {
             all.extend(secrets.prepare(protocols)?);
         }
         all.into_iter().for_each(|apply| apply());
         served.iter().for_each(|protocols| protocols.resp.wake());
         *last = Some(secrets);
-        tracing::info!("certificates, passwords, tokens and users are taken anew");
+        tracing::info!("certificates, passwords, tokens, users and thrift_mode are taken anew");
         Ok(())
     }
 

@@ -1,17 +1,21 @@
 //! The Thrift side of `esker serve`: its flags and settings, and the server of a namespace of keys.
 //!
-//! Invariant: where nothing of Thrift is asked for, no namespace is made.
+//! Invariants:
+//! 1. Where nothing of Thrift is asked for, no namespace is made.
+//! 2. A file that is taken anew changes the mode only if it says another than before: what an operator has set stays.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
 use esker::kv::Kind;
 use esker_server::front::Passed;
-use esker_server::thrift::{self, Address, Config, Handle, NAMESPACE, Server, Sharing, WriteMode};
+use esker_server::thrift::{self, Address, Config, Handle, KeptMode, NAMESPACE, Server, Sharing, WriteMode};
+use parking_lot::Mutex;
 
 use super::shared::{Front, addresses};
-use crate::config::ServeSettings;
+use crate::config::{ServeSettings, Settings};
 use crate::exit::{Code, Failure};
 
 /// The flags of `esker serve` that begin with thrift.
@@ -39,6 +43,11 @@ pub struct ThriftFlags {
 }
 
 impl ThriftFlags {
+    /// Whether the mode is a flag, so that a file does not say it.
+    pub fn give_mode(&self) -> bool {
+        self.thrift_mode.is_some()
+    }
+
     /// Puts the flags over the configuration.
     pub fn apply(self, serve: &mut ServeSettings) {
         if !self.thrift_listen.is_empty() {
@@ -71,6 +80,47 @@ fn namespace(text: &str) -> Result<(String, Kind), Failure> {
     Ok((name.to_owned(), kind))
 }
 
+fn mode(settings: &ServeSettings) -> Result<WriteMode, Failure> {
+    match settings.thrift_mode.as_str() {
+        "safe" => Ok(WriteMode::Safe),
+        "asynchronous" => Ok(WriteMode::Asynchronous),
+        other => Err(Failure::usage(format!("thrift_mode = {other:?}: expected safe or asynchronous"))),
+    }
+}
+
+/// The mode as the configuration file says it, of the services of all stores of the process.
+pub struct ModeOfFile {
+    file: PathBuf,
+    last: Arc<Mutex<WriteMode>>,
+    kept: Vec<KeptMode>,
+}
+
+impl ModeOfFile {
+    /// Of these services; `None`: they are none, or no file says it.
+    pub fn of(settings: &Settings, is_flag: bool, kept: Vec<KeptMode>) -> Result<Option<Self>, Failure> {
+        match &settings.file {
+            Some(file) if !is_flag && !kept.is_empty() => {
+                let last = Arc::new(Mutex::new(mode(&settings.serve)?));
+                Ok(Some(Self { file: file.clone(), last, kept }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads it anew; what is returned puts it into force.
+    pub fn prepare(&self) -> Result<Box<dyn FnOnce() + Send>, Failure> {
+        let now = mode(&Settings::load(Some(&self.file))?.serve)?;
+        let (last, kept) = (Arc::clone(&self.last), self.kept.clone());
+        Ok(Box::new(move || {
+            let before = std::mem::replace(&mut *last.lock(), now);
+            if before != now {
+                kept.iter().for_each(|mode| mode.set(now));
+                tracing::info!(mode = ?now, "the configuration says another mode of Thrift than before");
+            }
+        }))
+    }
+}
+
 /// The Thrift server's configuration; `None` if it is not asked for.
 pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> Result<Option<Config>, Failure> {
     let tls = match settings.thrift_tls.as_str() {
@@ -78,11 +128,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
         "off" => None,
         other => return Err(Failure::usage(format!("thrift_tls = {other:?}: expected required or off"))),
     };
-    let mode = match settings.thrift_mode.as_str() {
-        "safe" => WriteMode::Safe,
-        "asynchronous" => WriteMode::Asynchronous,
-        other => return Err(Failure::usage(format!("thrift_mode = {other:?}: expected safe or asynchronous"))),
-    };
+    let mode = mode(settings)?;
     let (namespace, kind) = namespace(&settings.thrift_namespace)?;
     let unix_socket = Some(settings.thrift_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.thrift_listen)?;
@@ -103,6 +149,8 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
         namespace,
         kind,
         mode: mode.into(),
+        async_bytes_max: settings.thrift_async_bytes.0.0,
+        async_age_max: settings.thrift_async_age.0.0,
         connections_max: number(settings.thrift_connections),
         memory_bytes_max: number(settings.thrift_memory.0.0),
         ..Config::default()
@@ -162,6 +210,8 @@ impl Thrift {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -192,5 +242,38 @@ mod tests {
         check(|settings| settings.thrift_mode = "fast".into(), "thrift_mode");
         check(|settings| settings.thrift_tls = "allowed".into(), "thrift_tls");
         check(|settings| settings.thrift_connections = 0, "connections_max");
+        check(|settings| settings.thrift_async_bytes.0.0 = 1_023, "async_bytes_max = 1023 is not within 1024..=");
+        check(|settings| settings.thrift_async_age.0.0 = Duration::from_millis(9), "async_age_max = 9ms is not within");
+    }
+
+    #[test]
+    fn a_file_taken_anew_changes_the_mode_only_where_it_says_another_than_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("esker.toml");
+        let write = |mode: &str| std::fs::write(&file, format!("[serve]\nthrift_mode = '{mode}'\n")).unwrap();
+        write("safe");
+        let settings = Settings::load(Some(&file)).unwrap();
+        let (one, other) = (KeptMode::default(), KeptMode::default());
+        let kept = || vec![one.clone(), other.clone()];
+        assert!(ModeOfFile::of(&settings, true, kept()).unwrap().is_none(), "a flag says it");
+        assert!(ModeOfFile::of(&settings, false, Vec::new()).unwrap().is_none(), "there is no service");
+        assert!(ModeOfFile::of(&Settings::default(), false, kept()).unwrap().is_none(), "there is no file");
+        let of_file = ModeOfFile::of(&settings, false, kept()).unwrap().unwrap();
+        // An operator has set it since.
+        one.set(WriteMode::Asynchronous);
+        of_file.prepare().unwrap()();
+        assert_eq!((one.get(), other.get()), (WriteMode::Asynchronous, WriteMode::Safe));
+        write("asynchronous");
+        let anew = of_file.prepare().unwrap();
+        assert_eq!(other.get(), WriteMode::Safe, "it is only read");
+        anew();
+        assert_eq!((one.get(), other.get()), (WriteMode::Asynchronous, WriteMode::Asynchronous));
+        write("safe");
+        of_file.prepare().unwrap()();
+        assert_eq!((one.get(), other.get()), (WriteMode::Safe, WriteMode::Safe));
+        write("fast");
+        let error = of_file.prepare().err().unwrap().to_string();
+        assert!(error.contains("thrift_mode = \"fast\""), "{error}");
+        assert_eq!(one.get(), WriteMode::Safe);
     }
 }
