@@ -36,6 +36,10 @@ sim SEEDS="1000":
 histories SECONDS="20" *ARGS:
     ./scripts/histories {{SECONDS}} {{ARGS}}
 
+# kill -9 and power cuts while clients of Thrift write and the mode is switched: what is lost is what is stated
+modes *ARGS:
+    ./scripts/thrift-modes {{ARGS}}
+
 # A cluster in network namespaces, disturbed: histories, and whether all replicas hold the same (as root; needs Go)
 cluster SECONDS="60" *ARGS:
     ./scripts/cluster-test --seconds {{SECONDS}} {{ARGS}}

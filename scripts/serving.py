@@ -1,6 +1,6 @@
 """A running server, for the scripts beside this file: started with its doors, asked what it holds, stopped.
 
-    ESKER   the program (default: debug/esker in CARGO_TARGET_DIR, or in target beside this folder)
+    ESKER   the program, or ESKER_BIN (default: debug/esker in CARGO_TARGET_DIR, or in target beside this folder)
 """
 
 import os
@@ -13,14 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS_MAX = 60
 # What the server prints in front of each of its addresses.
-PRINTED = {"resp": "listening", "nbd": "disks", "grpc": "grpc", "http": "http"}
-FLAGS = {"resp": "--listen", "nbd": "--nbd", "grpc": "--grpc", "http": "--http"}
+PRINTED = {"resp": "listening", "nbd": "disks", "grpc": "grpc", "http": "http", "thrift": "thrift"}
+FLAGS = {"resp": "--listen", "nbd": "--nbd", "grpc": "--grpc", "http": "--http", "thrift": "--thrift"}
+DOORS = ("resp", "nbd", "grpc", "http")
 EVERY_PORT = "127.0.0.1:0"
 
 
 def program():
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-    return Path(os.environ.get("ESKER") or target / "debug" / "esker").resolve()
+    return Path(os.environ.get("ESKER") or os.environ.get("ESKER_BIN") or target / "debug" / "esker").resolve()
 
 
 def at(address):
@@ -28,9 +29,10 @@ def at(address):
 
 
 class Server:
-    """A server with these doors, in a folder of its own; `resp`, `nbd`, `grpc`, `http` are their hosts and ports."""
+    """A server with these doors, in a folder of its own; `resp`, `nbd`, `grpc`, `http`, `thrift` are their hosts and
+    ports."""
 
-    def __init__(self, folder, *arguments, doors=tuple(FLAGS), limit=None, prepare=None, esker=None):
+    def __init__(self, folder, *arguments, doors=DOORS, limit=None, prepare=None, esker=None):
         self.program, self.folder, self.prepare = esker or program(), folder, prepare
         # Settings of this shell must not reach the server.
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ESKER")}
