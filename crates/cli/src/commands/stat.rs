@@ -365,7 +365,7 @@ mod tests {
     fn rates_are_differences_over_time_and_a_counter_that_went_back_gives_none() {
         let before = sample("records:100\r\nrecord_bytes:1000\r\nsyncs:10\r\ncold_write_bytes:0\r\ncheckpoints:5\r\n");
         let now = sample(
-            "records:300\r\nrecord_bytes:3000\r\nsyncs:20\r\ndevice_write_bytes:6000\r\ncold_write_bytes:2000\r\ncheckpoints:1\r\ngate:1\r\nsync_p99_us:70\r\n",
+            "records:300\r\nrecord_bytes:3000\r\nsyncs:20\r\ndevice_write_bytes:6000\r\ncold_write_bytes:2000\r\ncheckpoints:1\r\ngate:1\r\nsync_p99_us:70\r\nslot_keys:1000\r\nslot_index_bytes:2300\r\n",
         );
         let figures = Figures::between(&before, &now, Duration::from_secs(2));
         let json = figures.json();
@@ -378,6 +378,8 @@ mod tests {
         assert_eq!(json["gate"], "wait");
         assert_eq!(json["sync_p99_us"], 70);
         assert_eq!(json["cache_hit_share"], 0.0);
+        assert_eq!([&json["slot_keys"], &json["slot_index_bytes"]], [1000, 2300]);
+        assert_eq!(COLUMNS.last().map(|(name, _, cell)| (*name, cell(&figures))), Some(("B/int", "2.3".to_string())));
     }
 
     #[test]

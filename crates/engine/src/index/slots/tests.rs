@@ -70,7 +70,7 @@ fn a_loc(n: u64) -> Loc {
 fn some_loc(rng: &mut fastrand::Rng, seed: u64, step: u64) -> Loc {
     match seed % 4 {
         0 => a_loc(step),
-        1 => Loc::new(step * 80 % (1 << 16) + (step / 3_000 << 33), 80, 0),
+        1 => Loc::new(step * 80 % (1 << 16) + ((step / 3_000) << 33), 80, 0),
         2 => Loc::new(rng.u64(..1 << 32) * 8, 80 + rng.u64(..1_000), 0),
         _ => {
             let below = 1 << rng.u32(10..44);

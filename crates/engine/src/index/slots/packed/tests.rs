@@ -188,7 +188,7 @@ fn no_order_of_changes_packs_a_page_again_and_again() {
     assert!(longer <= 30, "longer: {longer}");
     let shorter = packed_anew(SETS, |step| {
         let span = 0xffff - step.min(0xfffe);
-        (step as usize % PAGE_SLOTS, Loc::from_raw(middle / 8 << 20 | span << 4).unwrap())
+        (step as usize % PAGE_SLOTS, Loc::from_raw(((middle / 8) << 20) | (span << 4)).unwrap())
     });
     assert!(shorter <= 30, "shorter: {shorter}");
     for span in (3..30).map(|bits| 1_u64 << bits) {
