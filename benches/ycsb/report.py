@@ -92,6 +92,8 @@ def tables(results):
         loads = [row["load"] for row in found.values()]
         text += ["Space at the end, over payload: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in space.items())
                  + f". Load average of the machine at the ends of cells: {min(loads)} to {max(loads)}.", ""]
+    text += [f"**Failed**: {one['peer']}, {one['mode']}, {short(one['bytes'], 1024)}: {one['error']}"
+             for one in results["failed"]]
     return "\n".join(text)
 
 

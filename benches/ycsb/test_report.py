@@ -27,7 +27,8 @@ def results(rates):
             "kernel": "6", "threads": 8, "seconds": 1, "cache_bytes": 1 << 30, "cassandra_heap": "4g",
             "peers": ["esker", "kyoto"],
             "insert_order": "ordered", "distribution": "uniform", "rows": rows,
-            "space": [{"mode": "safe", "bytes": 1024, "peer": "kyoto", "records": 100, "used_bytes": 153600}]}
+            "space": [{"mode": "safe", "bytes": 1024, "peer": "kyoto", "records": 100, "used_bytes": 153600}],
+            "failed": []}
 
 
 def row_of(text, begin):
@@ -63,6 +64,11 @@ class Told(unittest.TestCase):
         text = report.tables(results({("esker", 50): 300.0, ("kyoto", 50): 100.0, ("esker", 100): 270.0,
                                       ("kyoto", 100): 100.0}))
         self.assertIn("| ahead, flat |", text)
+
+    def test_what_failed_is_told(self):
+        failed = {"mode": "safe", "bytes": 1024, "peer": "kyoto", "error": "no room"}
+        text = report.tables({**results({("esker", 50): 300.0}), "failed": [failed]})
+        self.assertEqual(text.splitlines()[-1], "**Failed**: kyoto, safe, 1 KiB: no room")
 
     def test_a_point_that_was_not_measured_is_a_dash(self):
         text = report.tables(results({("esker", 50): 300.0, ("kyoto", 50): 100.0, ("esker", 100): 300.0}))
