@@ -81,8 +81,8 @@ def tables(results):
     text = [f"{results['esker']} ({results['commit']}), {results['date']}, {results['cores']} cores, "
             f"{short(results['memory_bytes'], 1024)} of memory, Linux {results['kernel']}; {results['threads']} "
             f"threads, {results['seconds']} s each, {results['distribution']} keys, inserted "
-            f"{results['insert_order']}, cache {short(results['cache_bytes'], 1024)}, Cassandra's heap "
-            f"{results['cassandra_heap']}", ""]
+            f"{results['insert_order']}, cache {short(results['cache_bytes'], 1024)}, recent "
+            f"{short(results['recent_bytes'], 1024)}, Cassandra's heap {results['cassandra_heap']}", ""]
     for mode, size in groups(results):
         found = cells(results, mode, size)
         text += [f"### {mode}, records of {short(size, 1024)}", "", *rates(results, found), "",

@@ -24,7 +24,8 @@ def results(rates):
              "per_second": rate, "server_us": 10.0, "client_us": 9.0, "p50_us": 1, "p99_us": 2, "load": 1.5}
             for (peer, records), rate in rates.items()]
     return {"date": "2026-11-29", "commit": "abc", "esker": "esker 0", "cores": 2, "memory_bytes": 1 << 30,
-            "kernel": "6", "threads": 8, "seconds": 1, "cache_bytes": 1 << 30, "cassandra_heap": "4g",
+            "kernel": "6", "threads": 8, "seconds": 1, "cache_bytes": 1 << 30, "recent_bytes": 1 << 30,
+            "cassandra_heap": "4g",
             "peers": ["esker", "kyoto"],
             "insert_order": "ordered", "distribution": "uniform", "rows": rows,
             "space": [{"mode": "safe", "bytes": 1024, "peer": "kyoto", "records": 100, "used_bytes": 153600}],
