@@ -451,7 +451,7 @@ impl KeyService {
                     reached(barrier).await?;
                     let in_time = self.dirty.in_time().await;
                     let late = |error| stuck("written, and may be lost", "are too old (thrift_async_age)", &error);
-                    return in_time.map(|()| value).map_err(late);
+                    return in_time.map(|()| value).map_err(|error| late(error).into());
                 }
             }
         }
