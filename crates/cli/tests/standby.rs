@@ -774,6 +774,7 @@ fn a_primary_that_was_killed_is_not_fenced_for_a_standby_that_has_not_heard_of_i
     let alone = servers.write(0, "alone", 100, "x");
     servers.kill(0);
     servers.start(0, &["--standby", "async"]);
+    servers.answers(0);
     let refused = servers.fails(&["promote", "--store", "d1"]);
     assert!(refused.contains("is not known") && refused.contains("--force"), "{refused}");
     assert_eq!(servers.status(0)["role"], "primary", "a refusal fences no primary");
