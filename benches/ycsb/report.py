@@ -64,7 +64,7 @@ def bars(results, found):
         flat = []
         for peer in peers:
             points = curve(found, workload, peer)
-            flat.append(points[-1][1] / points[0][1] if points else None)
+            flat.append(points[-1][1] / points[0][1] if len(points) > 1 else None)
         own = dict(curve(found, workload, "esker"))
         behind = [(own[records] / rate, peer, records) for peer in peers if peer != "esker"
                   for records, rate in curve(found, workload, peer) if records in own]

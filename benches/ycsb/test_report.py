@@ -66,6 +66,10 @@ class Told(unittest.TestCase):
                                       ("kyoto", 100): 100.0}))
         self.assertIn("| ahead, flat |", text)
 
+    def test_one_point_is_not_flat(self):
+        text = report.tables(results({("esker", 50): 300.0, ("kyoto", 50): 100.0}))
+        self.assertEqual(row_of(text, "| write only | –"), "| write only | – | – | 3.00 (kyoto, 50) | ahead |")
+
     def test_what_failed_is_told(self):
         failed = {"mode": "safe", "bytes": 1024, "peer": "kyoto", "error": "no room"}
         text = report.tables({**results({("esker", 50): 300.0}), "failed": [failed]})
