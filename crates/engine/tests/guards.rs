@@ -2,44 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+#[path = "support/counted.rs"]
+mod counted;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use esker_device::{Device, Geometry, MemoryDevice};
+use counted::Counted;
+use esker_device::{Device, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_store::{Change, Compression, Condition, Error, ObjectId, ObjectStore, Transaction};
-
-/// A device that counts what is read from it.
-struct Counted {
-    device: MemoryDevice,
-    reads: AtomicU64,
-}
-
-impl Device for Counted {
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
-    }
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        self.device.read(offset, buffer)
-    }
-    fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
-        self.device.write(offset, data)
-    }
-    fn sync(&self) -> esker_device::Result<()> {
-        self.device.sync()
-    }
-    fn reserve(&self, offset: u64, len: u64) -> esker_device::Result<()> {
-        self.device.reserve(offset, len)
-    }
-    fn discard(&self, offset: u64, len: u64) -> esker_device::Result<()> {
-        self.device.discard(offset, len)
-    }
-    fn name(&self) -> String {
-        self.device.name()
-    }
-}
 
 fn object() -> ObjectId {
     ObjectId::new("c".into(), "o")
