@@ -46,7 +46,7 @@ impl Thrift {
             let store = Arc::new(esker_memory::MemoryStore::new());
             let kv = Kv::open(store, Arc::new(SystemClock)).expect("a store in memory opens");
             let config = Config { listen: vec![([127, 0, 0, 1], 0).into()], kind, ..Config::default() };
-            let server = Server::bind(config, kv).expect("loopback can be listened on");
+            let server = Server::bind(config, kv, None).expect("loopback can be listened on");
             let Address::Tcp(address) = server.addresses()[0] else { panic!("TCP was asked for") };
             std::thread::spawn(move || server.run());
             address

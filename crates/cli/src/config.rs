@@ -262,8 +262,8 @@ settings! {
         /// applied: a crash takes back no more than thrift_async_bytes and thrift_async_age say. Operators change it by
         /// setMode until the server is started anew; SIGHUP and `esker reload` do if it has changed in this file.
         thrift_mode: String = "safe".into(),
-        /// Bytes of asynchronous writes that may be acknowledged and not durable, from 1k to 1g: keys and values, and 64
-        /// for each key. A write above it waits until enough is durable, in a chain on all its servers; one that is
+        /// Bytes of asynchronous writes that may be acknowledged and not durable, from 1k to 1g: keys and values, and
+        /// 64 for each key. A write above it waits until enough is durable, in a chain on all its servers; one that is
         /// larger by itself is acknowledged when it is durable.
         thrift_async_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
         /// How long such a write may stay so, from 10ms to 1h: after half of it it is synced, whatever async_flush and

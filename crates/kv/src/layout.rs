@@ -75,8 +75,8 @@ pub fn slot_of(key: &[u8]) -> u16 {
 /// Int keys that follow each other and are of one slot.
 pub const RANGE_KEYS: u64 = 1 << RANGE_BITS;
 
-/// The slot of an int key, below [`SLOTS`]: keys of one range of [`RANGE_KEYS`] are of one slot, the next range is of the
-/// next slot, and what follows the last slot is of the first one again.
+/// The slot of an int key, below [`SLOTS`]: keys of one range of [`RANGE_KEYS`] are of one slot, the next range is of
+/// the next slot, and what follows the last slot is of the first one again.
 pub fn slot_of_int(key: u64) -> u16 {
     (key >> RANGE_BITS & (SLOTS - 1)) as u16
 }

@@ -432,7 +432,7 @@ fn a_write_that_is_not_durable_in_time_holds_up_all_that_come_after_it() {
     let mut client = running.client();
     client.put("old", b"v");
     let since = Instant::now();
-    // Nobody waits, and it is synced all the same.
+    // No call waits, and it is synced all the same.
     running.eventually("a sync is asked for", || running.store.syncs.load(Ordering::SeqCst) > 0);
     while since.elapsed() < Duration::from_millis(120) {
         std::thread::sleep(Duration::from_millis(5));

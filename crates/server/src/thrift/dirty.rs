@@ -248,7 +248,7 @@ impl Dirty {
             // It covers what was applied before it begins.
             let outcome = match sync().await {
                 Err(error @ StoreError::Restarted) => {
-                    // What that was is told to nobody else: its writers were answered long ago.
+                    // No other is told what that was: its writers were answered long ago.
                     tracing::warn!(%error, keys = self.noted.lock().syncing.keys, "asynchronous writes may be lost");
                     Ok(())
                 }

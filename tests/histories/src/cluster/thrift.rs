@@ -1,6 +1,6 @@
 //! A client of a namespace of int keys by Thrift, through any server of any chain.
 //!
-//! place → four keys that follow each other, in a range of their own → a call, answered by the chain that keeps them
+//! place → four keys that follow each other, in a range of their own → a call, answered by the chain that has them
 //! → what the answer says of it
 //!
 //! Invariants:

@@ -113,7 +113,8 @@ impl Stopping {
         Arc::new(Self { front, reread, seats, ends, anew, closed, changed })
     }
 
-    /// Takes certificates, passwords, tokens, users and the mode of Thrift anew; what is not served now goes by them once it is.
+    /// Takes certificates, passwords, tokens, users and the mode of Thrift anew; what is not served now goes by them
+    /// once it is.
     ///
     /// # Errors
     /// What cannot be read.
