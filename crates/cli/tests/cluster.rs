@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use chains::zookeeper::ZooKeeper;
 use chains::{
-    Client, LEASE, PATIENCE, PLANNED_MAX, Roaming, Servers, Writer, cluster, command, configure, done, json, soon,
+    Client, Ends, LEASE, PATIENCE, PLANNED_MAX, Roaming, Servers, Writer, cluster, command, configure, done, json, soon,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -174,6 +174,7 @@ fn keys_are_spread_over_chains_and_each_server_heads_one() {
     // Each of those that will head a chain is asked to write, from before there is one: none takes another's keys.
     let over = AtomicBool::new(false);
     let early: Vec<String> = std::thread::scope(|scope| {
+        let ends = Ends(&over);
         let write = |head: SocketAddr| {
             let over = &over;
             move || {
@@ -198,7 +199,7 @@ fn keys_are_spread_over_chains_and_each_server_heads_one() {
         assert!(made.contains("made the chain a: it keeps the slots 5461 to 10921"), "{made}");
         all_serve(&servers);
         std::thread::sleep(LEASE / 4);
-        over.store(true, Ordering::SeqCst);
+        drop(ends);
         writing.into_iter().flat_map(|writing| writing.join().unwrap()).collect()
     });
     assert!(early.len() > 100, "{}", early.len());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chains::by_thrift::{self, REPLY, text};
-use chains::{Client, PATIENCE, Roaming, Servers, Writer, command, soon};
+use chains::{Client, Ends, PATIENCE, Roaming, Servers, Writer, command, soon};
 use serde_json::Value;
 
 /// Counters that are counted up meanwhile.
@@ -61,6 +61,7 @@ fn nothing_is_lost_while_slots_go_to_other_chains_and_heads_are_killed() {
 
     let over = AtomicBool::new(false);
     let counted: Vec<u64> = std::thread::scope(|scope| {
+        let ends = Ends(&over);
         let counters: Vec<_> = (0..2)
             .map(|writer| {
                 let (over, known) = (&over, known.clone());
@@ -103,7 +104,7 @@ fn nothing_is_lost_while_slots_go_to_other_chains_and_heads_are_killed() {
         assert_eq!(shares(&merged.join().unwrap(), CHAINS)[1], 0);
         CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
         println!("merged, a head killed: {} ms without a write", writer.gap().as_millis());
-        over.store(true, Ordering::SeqCst);
+        drop(ends);
         let mut counted = vec![0; COUNTERS];
         for counter in counters {
             counted.iter_mut().zip(counter.join().unwrap()).for_each(|(sum, done)| *sum += done);
@@ -260,6 +261,7 @@ fn int_keys_by_thrift_go_by_range_while_heads_are_killed() {
 
     let over = AtomicBool::new(false);
     let counted: BTreeMap<u64, u64> = std::thread::scope(|scope| {
+        let ends = Ends(&over);
         let writers: Vec<_> = (0..3)
             .map(|writer: u64| {
                 let (over, addresses) = (&over, &addresses);
@@ -295,7 +297,7 @@ fn int_keys_by_thrift_go_by_range_while_heads_are_killed() {
         back.join().unwrap();
         servers.start(2);
         CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
-        over.store(true, Ordering::SeqCst);
+        drop(ends);
         writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
     });
     for (key, number) in &counted {

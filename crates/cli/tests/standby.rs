@@ -1,9 +1,12 @@
 //! A primary and its standby as processes of their own: killed, frozen, promoted, made standbys again.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "chains/ports.rs"]
+mod ports;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ports::free;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,10 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const WAITS: Duration = Duration::from_millis(800);
 /// Keys of one question.
 const ASKED: usize = 400;
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
 
 fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));

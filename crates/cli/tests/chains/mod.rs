@@ -7,10 +7,12 @@ pub mod by_thrift;
 #[path = "../../../cluster/tests/support/mod.rs"]
 pub mod zookeeper;
 
+mod ports;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use ports::free;
 use serde_json::Value;
 use tempfile::TempDir;
 use zookeeper::ZooKeeper;
@@ -30,8 +33,13 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 /// Keys of one question.
 pub const ASKED: usize = 400;
 
-pub fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+/// Ends writers also where the test that waits for them has failed.
+pub struct Ends<'o>(pub &'o AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// `esker` with this ZooKeeper in its configuration.
