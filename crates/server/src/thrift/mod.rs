@@ -167,10 +167,11 @@ async fn answer(common: &Common, request: AskKeysRequest) -> AskKeysResponse {
         // What it writes is in memory already, and counts so that others wait.
         let bytes = asked.read_bytes_max().max(asked.written_bytes());
         let _held = common.passed_on.to_read(bytes, patience).await?;
-        let service = if mode == common.service.mode() || matches!(asked, Asked::SetMode(_)) {
-            Arc::clone(&common.service)
+        // It is acknowledged early only where both servers do: what has been made safe here meanwhile counts.
+        let service = if mode == WriteMode::Safe && asked.writes() {
+            common.service.in_safe_mode()
         } else {
-            common.service.in_mode(mode)
+            Arc::clone(&common.service)
         };
         Ok(match asked {
             Asked::Iterate { after, limit } => carried::page_response(service.page_kept(after, limit, until).await?),

@@ -98,11 +98,11 @@ impl KeyService {
         Self { kv, namespace, at_once, mode, dirty: Arc::new(dirty), sharing }
     }
 
-    /// The same, whose writes are acknowledged so.
-    pub(super) fn in_mode(&self, mode: WriteMode) -> Arc<Self> {
+    /// The same, whose writes are acknowledged when they are durable.
+    pub(super) fn in_safe_mode(&self) -> Arc<Self> {
         let (kv, namespace, sharing) = (self.kv.clone(), self.namespace.clone(), self.sharing.clone());
         let dirty = Arc::clone(&self.dirty);
-        Arc::new(Self { kv, namespace, at_once: self.at_once, mode: mode.into(), dirty, sharing })
+        Arc::new(Self { kv, namespace, at_once: self.at_once, mode: KeptMode::default(), dirty, sharing })
     }
 
     /// What keys are shared with other chains by.

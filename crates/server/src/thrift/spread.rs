@@ -141,7 +141,7 @@ impl Spread {
         let (mut left, mut done) = (vec![asked.clone()], Vec::new());
         let (mut several, mut in_turn) = (false, false);
         loop {
-            let keepers = self.keepers().await?;
+            let keepers = self.keepers().await.map_err(|exception| told_of(&asked, several, exception))?;
             let parts: Vec<(Chain, Asked)> = match &keepers {
                 None => left.drain(..).map(|part| (None, part)).collect(),
                 Some(keepers) => left.drain(..).flat_map(|part| parts_of(part, keepers)).collect(),
@@ -173,14 +173,7 @@ impl Spread {
                 }
                 None => self.again(&why).await,
             };
-            again.map_err(|exception| {
-                if !several || !asked.writes() {
-                    return exception;
-                }
-                let Exception { kind, message } = exception;
-                let message = message.replace("nothing was done", "nothing was done of these");
-                Exception { kind, message: format!("keys of several chains, of which some may be done: {message}") }
-            })?;
+            again.map_err(|exception| told_of(&asked, several, exception))?;
         }
     }
 
@@ -284,6 +277,16 @@ impl Spread {
             Err(AskError::NotAsked(why) | AskError::Unknown(why)) => Ok(Err(why)),
         }
     }
+}
+
+/// What a client is told of a part that failed, of a call that was in `several`: others may have been done.
+fn told_of(asked: &Asked, several: bool, exception: Exception) -> Exception {
+    if !several || !asked.writes() {
+        return exception;
+    }
+    let Exception { kind, message } = exception;
+    let message = message.replace("nothing was done", "nothing was done of these");
+    Exception { kind, message: format!("keys of several chains, of which some may be done: {message}") }
 }
 
 /// The parts of a call, by the chain that keeps their keys.
