@@ -214,6 +214,8 @@ fn answers_that_are_not_taken_hold_bounded_memory_and_not_for_long() {
     client.put("k", &vec![b'v'; 15 << 20]);
     let mut slow: Vec<Client> = (0..4).map(|_| running.client()).collect();
     slow.iter_mut().for_each(|client| client.send("get", &text(1, b"k")));
+    // An answer that has begun to come has its memory; one that is still read could leave it to a later one.
+    slow.iter_mut().for_each(|client| assert_eq!(client.0.peek(&mut [0]).unwrap(), 1));
     running.eventually("esker_thrift_memory_bytes", |bytes| bytes >= (4 * (15 << 20)) as f64);
     // There is no more for this one; short answers need none.
     let (kind, answer) = client.call("get", &text(1, b"k"));
