@@ -189,12 +189,23 @@ private:
     std::unique_ptr<Store> store_;
 };
 
+// Thrift counts what is read from a buffered connection against the largest size of one message, and never begins anew:
+// after 100 MB it would end the connection.
+class Messages : public apache::thrift::transport::TBufferedTransport {
+public:
+    using TBufferedTransport::TBufferedTransport;
+    uint32_t readEnd() override {
+        resetConsumedMessageSize();
+        return TBufferedTransport::readEnd();
+    }
+};
+
 class Buffered : public apache::thrift::transport::TTransportFactory {
     using Transport = apache::thrift::transport::TTransport;
 
 public:
     std::shared_ptr<Transport> getTransport(std::shared_ptr<Transport> below) override {
-        return std::make_shared<apache::thrift::transport::TBufferedTransport>(below, BUFFER_BYTES);
+        return std::make_shared<Messages>(below, BUFFER_BYTES);
     }
 };
 
