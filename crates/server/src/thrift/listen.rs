@@ -1,6 +1,7 @@
 //! Addresses that the Thrift server listens on, and the connections that come.
 //!
-//! listener → accept → a stranger, in a task of its own → TLS, where there is a certificate → [`Conversation`]
+//! listener → accept → a stranger, in a task of its own at a worker → TLS, where there is a certificate →
+//! [`Conversation`]
 //!
 //! Invariant: accepting waits for no client.
 
@@ -12,7 +13,7 @@ use std::time::Instant;
 use std::{fmt, io};
 
 use rustls::pki_types::CertificateDer;
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_rustls::TlsAcceptor;
@@ -20,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::config::{Config, Error, Result};
 use super::connection::{Common, Conversation, Stay};
 use super::guest::Guest;
+use super::workers::Crew;
 use crate::front::certificates::names_in;
 use crate::front::listen::{self, AGAIN, Endpoint, Listening, SocketFile};
 use crate::front::strangers::Strangers;
@@ -65,6 +67,7 @@ pub(super) struct Hall {
     pub(super) strangers: Arc<Strangers>,
     pub(super) certificates: Option<Arc<Certificates>>,
     pub(super) stopping: watch::Receiver<bool>,
+    pub(super) crew: Arc<Crew>,
     /// Held by every connection: it closes when the last has ended.
     pub(super) open: mpsc::Sender<()>,
 }
@@ -120,14 +123,15 @@ impl ThriftDoor {
         loop {
             let accepted = match self {
                 Self::Tcp(listener) => match listener.accept().await {
-                    Ok((stream, peer)) => listen::tune(&stream).map(|()| hall.greet_tcp(stream, peer.to_string())),
+                    Ok((stream, peer)) => listen::tune(&stream)
+                        .and_then(|()| stream.into_std())
+                        .map(|stream| hall.greet_tcp(stream, peer.to_string())),
                     Err(error) => Err(error),
                 },
-                Self::Unix { listener, .. } => listener.accept().await.map(|(stream, _)| {
-                    let hall = hall.clone();
-                    let place = hall.enter();
-                    tokio::spawn(async move { hall.converse(stream, "unix socket".into(), Vec::new(), place).await });
-                }),
+                Self::Unix { listener, .. } => match listener.accept().await {
+                    Ok((stream, _)) => stream.into_std().map(|stream| hall.greet_unix(stream)),
+                    Err(error) => Err(error),
+                },
             };
             if let Err(error) = accepted
                 && !listen::is_about_one(&error)
@@ -150,9 +154,14 @@ impl Hall {
         Stay { stranger, ended }
     }
 
-    fn greet_tcp(&self, stream: TcpStream, peer: String) {
+    /// The socket goes over to the event loop of a worker.
+    fn greet_tcp(&self, stream: std::net::TcpStream, peer: String) {
         let (hall, mut place) = (self.clone(), self.enter());
-        tokio::spawn(async move {
+        self.crew.place().serve(move || async move {
+            let stream = match TcpStream::from_std(stream) {
+                Ok(stream) => stream,
+                Err(error) => return tracing::debug!(peer, %error, "a Thrift connection cannot be served"),
+            };
             let Some(certificates) = &hall.certificates else {
                 return hall.converse(stream, peer, Vec::new(), place).await;
             };
@@ -164,6 +173,16 @@ impl Hall {
                     hall.converse(stream, peer, names, place).await;
                 }
                 Err(error) => tracing::debug!(peer, %error, "a TLS handshake failed"),
+            }
+        });
+    }
+
+    fn greet_unix(&self, stream: std::os::unix::net::UnixStream) {
+        let (hall, place, peer) = (self.clone(), self.enter(), "unix socket");
+        self.crew.place().serve(move || async move {
+            match UnixStream::from_std(stream) {
+                Ok(stream) => hall.converse(stream, peer.into(), Vec::new(), place).await,
+                Err(error) => tracing::debug!(peer, %error, "a Thrift connection cannot be served"),
             }
         });
     }

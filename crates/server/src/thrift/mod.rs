@@ -34,6 +34,7 @@ mod shape;
 mod spread;
 mod unreadable;
 mod walk;
+mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +42,6 @@ use std::time::{Duration, Instant};
 
 use esker_kv::Kv;
 use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
-use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 pub use arguments::BATCH_MAX;
@@ -63,6 +63,7 @@ use kept::Kept;
 use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
 use service::KeyService;
+use workers::Workers;
 
 use crate::front::strangers::Strangers;
 use crate::front::tls::Certificates;
@@ -75,7 +76,7 @@ const CLOSED: Duration = Duration::from_secs(5);
 
 /// A server that listens; [`Server::run`] makes it answer.
 pub struct Server {
-    runtime: Runtime,
+    workers: Workers,
     doors: ThriftDoors,
     handle: Handle,
 }
@@ -195,14 +196,8 @@ impl Server {
         // Its locks are those that who moves slots waits for.
         let kv = sharing.as_ref().map_or(kv, |sharing| sharing.moving.kv().clone());
         let namespace = kv.namespace(&config.namespace, config.kind)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(config.threads)
-            .max_blocking_threads(config.waiting_threads_max)
-            .thread_name("esker-thrift")
-            .enable_all()
-            .build()
-            .map_err(|source| Error::Threads { what: "start threads", source })?;
-        let doors = ThriftDoors::open(&config, &runtime)?;
+        let workers = Workers::start(config.threads, config.waiting_threads_max)?;
+        let doors = ThriftDoors::open(&config, workers.first())?;
         let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
         let dirty = Dirty::new(config.async_bytes_max, config.async_age_max);
         let common = Arc::new(Common {
@@ -214,9 +209,9 @@ impl Server {
             under_way: UnderWay::default(),
             config,
         });
-        let (stop, tasks) = (Arc::new(watch::Sender::new(false)), runtime.handle().clone());
+        let (stop, tasks) = (Arc::new(watch::Sender::new(false)), workers.first().handle().clone());
         let handle = Handle { common, strangers, certificates, stop, tasks };
-        Ok(Self { runtime, doors, handle })
+        Ok(Self { workers, doors, handle })
     }
 
     /// Where it listens, with the ports that were picked for port 0.
@@ -231,7 +226,7 @@ impl Server {
 
     /// Answers clients until [`Handle::shutdown`]. Blocks.
     pub fn run(self) {
-        let Self { runtime, doors, handle } = self;
+        let Self { workers, doors, handle } = self;
         for address in doors.addresses() {
             let service = &handle.common.service;
             tracing::info!(%address, namespace = service.name(), mode = ?service.mode(), "serving Thrift");
@@ -239,11 +234,11 @@ impl Server {
         let Handle { common, strangers, certificates, stop, .. } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());
         let common_of_peers = Arc::clone(&common);
-        let service = Arc::clone(&common.service);
-        runtime.block_on(async move {
+        let (service, crew) = (Arc::clone(&common.service), workers.crew());
+        workers.run(async move {
             tokio::spawn(service.keep_durable());
             let (open, mut closed) = mpsc::channel(1);
-            let hall = Hall { common, strangers, certificates, stopping: stopping.clone(), open };
+            let hall = Hall { common, strangers, certificates, stopping: stopping.clone(), crew, open };
             doors.serve(&hall);
             drop(hall);
             // One that is gone stops as well.
@@ -255,7 +250,6 @@ impl Server {
             };
             let _ = tokio::time::timeout(linger, ended).await;
         });
-        runtime.shutdown_timeout(SHUTDOWN);
     }
 }
 
