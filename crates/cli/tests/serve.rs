@@ -357,6 +357,58 @@ fn a_running_server_checks_its_store_while_others_write() {
 }
 
 #[test]
+fn a_running_server_compacts_its_store_while_others_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = Running::start(folder, &["--store", SMALL]);
+    let address = server.address.to_string();
+    let mut client = server.client();
+    assert!(client.call(&["ESKER.COMPACT", "STATUS"]).starts_with("status none"));
+    assert!(client.call(&["ESKER.COMPACT", "NOW"]).starts_with("-ERR syntax"));
+    let value = "v".repeat(500);
+    let set_all = |client: &mut Client, round: u32, keys: &[u32]| {
+        keys.iter().for_each(|key| client.send(&["SET", &format!("key {key}"), &format!("{round} {key} {value}")]));
+        keys.iter().for_each(|_| assert_eq!(client.reply(), "+OK"));
+    };
+    // Of each segment two thirds are dead, and nothing becomes free without a copy.
+    let (all, dead): (Vec<u32>, Vec<u32>) = ((0..12_000).collect(), (0..12_000).filter(|key| key % 3 != 0).collect());
+    set_all(&mut client, 0, &all);
+    dead.iter().for_each(|key| client.send(&["DEL", &format!("key {key}")]));
+    dead.iter().for_each(|_| assert_eq!(client.reply(), ":1"));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let (mut client, mut round) = (server.client(), 0);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                round += 1;
+                set_all(&mut client, round, &[0, 3, 6]);
+            }
+            round
+        });
+        let (result, _) = run(folder, &["compact", "--address", &address, "--json"], 0);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let result: serde_json::Value = serde_json::from_str(&result).unwrap();
+        let figure = |name: &str| result[name].as_u64().unwrap();
+        assert!(figure("freed_segments") >= 3 && figure("copied_bytes") >= 1_500_000, "{result}");
+        assert_eq!(figure("freed_bytes"), figure("freed_segments") * figure("segment_bytes"));
+        writer.join().unwrap()
+    });
+    let info = client.call(&["INFO", "esker"]);
+    assert!(info.contains("compact_in_progress:0") && info.contains("compact_last_status:ok"), "{info}");
+    for key in (0..12_000).step_by(3) {
+        let round = if key <= 6 { rounds } else { 0 };
+        assert_eq!(client.call(&["GET", &format!("key {key}")]), format!("{round} {key} {value}"));
+    }
+    let (told, _) = run(folder, &["compact", "--address", &address], 0);
+    assert!(told.contains("freed   "), "{told}");
+    run(folder, &["compact", "--address", &address, "--store", "data"], 2);
+    // It holds up no end of the server.
+    assert_eq!(client.call(&["ESKER.COMPACT"]), "+Compaction started");
+    assert_eq!(server.signal("-TERM"), 0);
+    run(folder, &["check", "--store", "data"], 0);
+}
+
+#[test]
 fn a_running_server_names_the_damage_that_its_check_found() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

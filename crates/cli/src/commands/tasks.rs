@@ -1,6 +1,6 @@
-//! What a running server does in the background when it is asked: checks, scrubs, and taking in new space.
+//! What a running server does in the background when it is asked: checks, scrubs, compaction, and taking in new space.
 //!
-//! ESKER.CHECK, ESKER.SCRUB, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is,
+//! ESKER.CHECK, ESKER.SCRUB, ESKER.COMPACT, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is,
 //! ESKER.CHECK STATUS what it found
 //!
 //! Invariant: an event loop only starts these and reads their figures.
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use esker::engine::{Damage, Engine};
 
+use super::compact::gained;
 use crate::exit::Failure;
 
 /// One kind of work, and how its last run ended.
@@ -91,6 +92,7 @@ impl Task {
 pub struct Tasks {
     check: Arc<Task>,
     scrub: Arc<Task>,
+    compact: Arc<Task>,
     grow: Arc<Task>,
 }
 
@@ -139,6 +141,31 @@ impl Tasks {
         self.scrub.told()
     }
 
+    /// Starts cleaning every segment that holds dead data, once, beside clients.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn compact(&self, engine: &Arc<Engine>) -> Result<(), String> {
+        let engine = Arc::clone(engine);
+        self.compact.start("compaction", move |task| {
+            let compact = || {
+                engine.compact(&mut |done, total| {
+                    task.done.store(done, Ordering::Relaxed);
+                    task.total.store(total, Ordering::Relaxed);
+                    true
+                })
+            };
+            let gained = gained(&|| engine.stats(), compact)?;
+            let figures = gained.map(|(name, value)| (name, value.to_string()));
+            Ok::<_, esker::objects::Error>(lines(figures.into(), &[]))
+        })
+    }
+
+    /// What the last compaction gained.
+    pub fn compact_report(&self) -> String {
+        self.compact.told()
+    }
+
     /// Starts taking in what the device has gained.
     ///
     /// # Errors
@@ -157,7 +184,8 @@ impl Tasks {
     pub fn figures(&self) -> impl Iterator<Item = (String, String)> {
         let [running, added, bytes, ended] = self.grow.figures("grow");
         let grow = [running, ("grow_added_segments".into(), added.1), ("grow_device_bytes".into(), bytes.1), ended];
-        self.check.figures("check").into_iter().chain(self.scrub.figures("scrub_once")).chain(grow)
+        let others = [self.check.figures("check"), self.scrub.figures("scrub_once"), self.compact.figures("compact")];
+        others.into_iter().flatten().chain(grow)
     }
 }
 

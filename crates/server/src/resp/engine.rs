@@ -116,6 +116,20 @@ pub trait EngineInfo: Send + Sync {
         "status none\n".into()
     }
 
+    /// Cleans what holds dead data, in the background, for ESKER.COMPACT. How far it is stands in INFO, what it gained
+    /// in [`EngineInfo::compact_report`].
+    ///
+    /// # Errors
+    /// Why it cannot now, for people.
+    fn compact(&self) -> std::result::Result<(), String> {
+        Err("this store has nothing to compact".into())
+    }
+
+    /// What the last compaction gained, line by line, for ESKER.COMPACT STATUS.
+    fn compact_report(&self) -> String {
+        "status none\n".into()
+    }
+
     /// Has the store take in the space of a device that has become longer, in the background, for ESKER.GROW; how it
     /// ends stands in INFO.
     ///

@@ -303,6 +303,14 @@ impl EngineInfo for Wired {
         self.tasks.scrub_report()
     }
 
+    fn compact(&self) -> Result<(), String> {
+        self.tasks.compact(&self.engine)
+    }
+
+    fn compact_report(&self) -> String {
+        self.tasks.compact_report()
+    }
+
     fn grow(&self) -> Result<(), String> {
         self.tasks.grow(&self.engine)
     }

@@ -81,6 +81,22 @@ pub(crate) fn scrub(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// ESKER.COMPACT [STATUS]: cleans every segment that holds dead data, beside clients.
+pub(crate) fn compact(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        1 => {}
+        2 if is(call.arg(1), "status") => {
+            let report = call.shared.engine.compact_report();
+            call.reply.bulk(report.as_bytes());
+            return Ok(());
+        }
+        _ => return Err(SYNTAX.into()),
+    }
+    call.shared.engine.compact().map_err(|why| Refusal::from(format!("ERR {why}")))?;
+    call.reply.simple("Compaction started");
+    Ok(())
+}
+
 /// ESKER.GROW: takes no length, so that no client makes files longer than their operator has.
 pub(crate) fn grow(call: &mut Call<'_>) -> Outcome {
     call.shared.engine.grow().map_err(|why| Refusal::from(format!("ERR {why}")))?;

@@ -194,6 +194,7 @@ static COMMANDS: &[Command] = &[
     command("esker.check", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::check)),
     command("esker.reload", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(acl::reload)),
     command("esker.scrub", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::scrub)),
+    command("esker.compact", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::compact)),
     command("esker.grow", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::grow)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),
     command("shutdown", -1, ADMIN | NO_MULTI | ASKS, (0, 0, 0), "server", Plain(server::shutdown)),
