@@ -7,8 +7,9 @@
 //! 2. Memory of buffers that only values keep is bounded: above [`HandedOut::max`] values are copied.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -18,6 +19,39 @@ const TOUCH_BYTES: usize = 2 << 20;
 /// The smallest page that a processor maps.
 const PAGE_BYTES: usize = 4 << 10;
 
+/// Where the first touch of a huge page takes longer, small ones are had sooner: those take some 0.25 to 0.5 s for a GiB,
+/// huge ones 0.15 s, but over 3 s where a hypervisor has taken free memory away and gives it back in small pieces.
+const HUGE_TOUCH_MAX: Duration = Duration::from_millis(2);
+/// So many buffers are of small pages then, before huge ones are tried again.
+const SMALL_BUFFERS: u32 = 64;
+
+/// Which pages new buffers are made of: huge ones, unless the last that were touched came slowly.
+#[derive(Default)]
+pub struct PageChoice {
+    /// Buffers that are still to be of small pages.
+    small: AtomicU32,
+}
+
+impl PageChoice {
+    /// Maps a buffer of `len` bytes.
+    ///
+    /// # Errors
+    /// As [`SegmentBuffer::new`].
+    pub fn new_buffer(&self, len: usize) -> std::io::Result<SegmentBuffer> {
+        let is_small =
+            self.small.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        SegmentBuffer::of_pages(len, !is_small)
+    }
+
+    /// So many bytes of a buffer were touched first, in that time.
+    pub fn note(&self, buffer: &SegmentBuffer, touched: usize, took: Duration) {
+        let pieces = u32::try_from(touched / TOUCH_BYTES).unwrap_or(u32::MAX);
+        if buffer.is_huge && pieces > 0 && took / pieces > HUGE_TOUCH_MAX {
+            self.small.store(SMALL_BUFFERS, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Memory for one segment: zeroed, page-aligned, shared between writers of disjoint ranges.
 pub struct SegmentBuffer {
     start: NonNull<u8>,
@@ -26,6 +60,8 @@ pub struct SegmentBuffer {
     pub from: usize,
     /// What stands before was touched.
     touched: usize,
+    /// Huge pages were asked for.
+    is_huge: bool,
     /// Where it is counted, once only values keep it.
     counted: OnceLock<Arc<HandedOut>>,
 }
@@ -42,15 +78,20 @@ impl SegmentBuffer {
     /// # Errors
     /// The operating system's, when memory is short.
     pub fn new(len: usize) -> std::io::Result<Self> {
+        Self::of_pages(len, true)
+    }
+
+    fn of_pages(len: usize, is_huge: bool) -> std::io::Result<Self> {
         // SAFETY: a fresh anonymous private mapping at an address that the kernel chooses.
         let start = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
-        // Huge pages make first touches cheaper; the engine works as well without them.
+        // Huge pages mostly make first touches cheaper; the engine works as well without them.
+        let pages = if is_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         // SAFETY: the range is the mapping made above.
-        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
+        let _ = unsafe { rustix::mm::madvise(start, len, pages) };
         let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len, from: 0, touched: 0, counted: OnceLock::new() })
+        Ok(Self { start, len, from: 0, touched: 0, is_huge, counted: OnceLock::new() })
     }
 
     /// Length in bytes.
@@ -64,8 +105,10 @@ impl SegmentBuffer {
     }
 
     /// Touches all of it now, so that writers do not have to, a piece at a time as long as it `goes_on`. By writing:
-    /// a call that has the kernel do it keeps the whole process from mapping memory meanwhile.
-    pub fn touch(&mut self, mut goes_on: impl FnMut() -> bool) {
+    /// a call that has the kernel do it keeps the whole process from mapping memory meanwhile. Returns the bytes that
+    /// were touched now.
+    pub fn touch(&mut self, mut goes_on: impl FnMut() -> bool) -> usize {
+        let before = self.touched;
         while self.touched < self.len && goes_on() {
             let piece = TOUCH_BYTES.min(self.len - self.touched);
             for at in (self.touched..self.touched + piece).step_by(PAGE_BYTES) {
@@ -74,6 +117,7 @@ impl SegmentBuffer {
             }
             self.touched += piece;
         }
+        self.touched - before
     }
 
     /// All of it, while nobody else knows of it.
@@ -198,6 +242,26 @@ mod tests {
         assert_eq!(touch(&mut buffer, 1), TOUCH_BYTES);
         assert_eq!(touch(&mut buffer, 100), 3 * TOUCH_BYTES + PAGE_BYTES);
         assert_eq!(pieces, 5, "asked before each piece, and once when it was to end");
+    }
+
+    #[test]
+    fn after_a_slow_touch_of_huge_pages_some_buffers_are_of_small_ones() {
+        let choice = PageChoice::default();
+        let of_huge = |count: usize| (0..count).filter(|_| choice.new_buffer(TOUCH_BYTES).unwrap().is_huge).count();
+        let mut buffer = choice.new_buffer(4 * TOUCH_BYTES).unwrap();
+        let touched = buffer.touch(|| true);
+        assert_eq!((touched, buffer.touch(|| true)), (4 * TOUCH_BYTES, 0));
+        // Quick, or none at all: a spare buffer is touched already.
+        choice.note(&buffer, touched, 4 * HUGE_TOUCH_MAX);
+        choice.note(&buffer, 0, 9 * HUGE_TOUCH_MAX);
+        assert_eq!(of_huge(3), 3);
+        choice.note(&buffer, touched, 5 * HUGE_TOUCH_MAX);
+        let mut small = choice.new_buffer(4 * TOUCH_BYTES).unwrap();
+        assert!(!small.is_huge);
+        // That small ones are slow as well says nothing of huge ones.
+        let touched = small.touch(|| true);
+        choice.note(&small, touched, 9 * HUGE_TOUCH_MAX);
+        assert_eq!(of_huge(SMALL_BUFFERS as usize), 1);
     }
 
     #[test]

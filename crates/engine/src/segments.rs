@@ -17,7 +17,7 @@ use arc_swap::ArcSwapOption;
 use esker_device::Device;
 use parking_lot::Mutex;
 
-use crate::buffer::{HandedOut, SegmentBuffer};
+use crate::buffer::{HandedOut, PageChoice, SegmentBuffer};
 use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::pool::Pool;
 use crate::readers::{Pinned, Readers, StillPinned};
@@ -193,6 +193,8 @@ pub struct Segments {
     kept_backed: AtomicU64,
     buffers_max: usize,
     spares_max: usize,
+    /// What new buffers are made of.
+    pub page_choice: PageChoice,
     readers: Readers,
     /// Where reads are that nobody waits for yet.
     pool: OnceLock<Arc<Pool>>,
@@ -263,6 +265,7 @@ impl Segments {
             kept_backed: AtomicU64::new(0),
             buffers_max,
             spares_max: buffers.min(SPARES_MAX),
+            page_choice: PageChoice::default(),
             readers: Readers::default(),
             pool: OnceLock::new(),
             index_bytes: AtomicI64::new(0),
@@ -719,7 +722,7 @@ impl Segments {
             spare.begins_at(0);
             return Ok(spare);
         }
-        SegmentBuffer::new(self.segment_bytes as usize)
+        self.page_choice.new_buffer(self.segment_bytes as usize)
     }
 
     /// Shows a segment's buffer to readers.

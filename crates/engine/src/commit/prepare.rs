@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
 
@@ -55,7 +55,9 @@ impl Log {
                 let mut buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
                 // Memory that they reach first is touched by the writers, if they cannot wait.
                 if self.shape.threaded {
-                    buffer.touch(|| !self.is_awaited());
+                    let began = Instant::now();
+                    let touched = buffer.touch(|| !self.is_awaited());
+                    self.segments.page_choice.note(&buffer, touched, began.elapsed());
                 }
                 Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
             }
