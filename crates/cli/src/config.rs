@@ -277,7 +277,7 @@ settings! {
         /// Memory of all Thrift clients together, from 193m: a quarter for long messages, a quarter for long answers,
         /// the rest for values that are read, of which each call takes as many as it may read (get: 16m). Messages and
         /// calls wait for it, answers that find none are refused. What is read and written for clients of other chains
-        /// that share the keys has as much again.
+        /// that share the keys has as much again, and what each of these chains is asked a quarter, 108m at least.
         thrift_memory: Text<esker::ByteSize> = Text(esker::ByteSize(512 << 20)),
         /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is
         /// served.

@@ -9,14 +9,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_kv::{Kind, Kv, SLOTS, SystemClock};
 use esker_memory::MemoryStore;
+use esker_server::http::Value;
 use esker_server::resp::{SlotEpoch, SlotState};
 use esker_server::thrift::{Address, AskError, Asking, Config, Handle, Keeper, Keepers, Ring, Server, Sharing, Sight};
 use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
 use parking_lot::Mutex;
+use support::PATIENCE;
 use support::by_thrift::{Client, EXCEPTION, REPLY, contains, text};
 use support::two::{Known, Two, kept, name};
 
@@ -30,6 +32,8 @@ struct Other {
     /// The other cannot be reached; or its answers get lost.
     unreached: AtomicBool,
     lost: AtomicBool,
+    /// The other does nothing until it does not hang any more.
+    hangs: Arc<AtomicBool>,
 }
 
 impl Ring for Other {
@@ -54,7 +58,11 @@ impl Ring for Other {
             return Box::pin(std::future::ready(Err(AskError::NotAsked("the other is not reached".into()))));
         }
         let (handle, lost) = (self.handles.lock()[other].clone(), self.lost.load(Ordering::SeqCst));
+        let hangs = Arc::clone(&self.hangs);
         Box::pin(async move {
+            while hangs.load(Ordering::SeqCst) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
             let answer = handle.answer(request).await;
             if lost { Err(AskError::Unknown("the answer is lost".into())) } else { Ok(answer) }
         })
@@ -72,16 +80,20 @@ struct Both {
 
 impl Both {
     fn start(kind: Kind) -> Self {
+        Self::with_memory(kind, Config::default().memory_bytes_max)
+    }
+
+    fn with_memory(kind: Kind, memory_bytes_max: usize) -> Self {
         let two = Two::serving(Some(("users".into(), kind)));
         let handles = Arc::new(Mutex::new(Vec::new()));
         let (mut addresses, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for own in 0..2 {
             let known = Arc::clone(&two.known[own]);
-            let (unreached, lost) = (AtomicBool::new(false), AtomicBool::new(false));
-            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost });
+            let (unreached, lost, hangs) = Default::default();
+            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs });
             let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
             let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
-            let config = Config { listen, namespace: "users".into(), kind, ..Config::default() };
+            let config = Config { listen, namespace: "users".into(), kind, memory_bytes_max, ..Config::default() };
             // Another one, with locks of its own, that is not to count.
             let kv = Kv::open(Arc::new(MemoryStore::new()), Arc::new(SystemClock)).unwrap();
             let server = Server::bind(config, kv, Some(sharing)).unwrap();
@@ -96,6 +108,20 @@ impl Both {
 
     fn client(&self, index: usize) -> Client {
         Client::connect(self.addresses[index])
+    }
+
+    /// Waits until this server has asked the other for so much.
+    fn asked(&self, index: usize, count: f64) {
+        let until = Instant::now() + PATIENCE;
+        let asked = || {
+            let figures = self.handles.lock()[index].figures();
+            let figure = figures.into_iter().find(|figure| figure.name == "esker_thrift_passed_on").unwrap();
+            matches!(figure.value, Value::Counter(value) if value >= count)
+        };
+        while !asked() {
+            assert!(Instant::now() < until, "it has not asked for {count}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 
@@ -365,7 +391,7 @@ fn a_chain_is_asked_for_no_keys_but_its_own() {
     let get = |namespace: &str, key: &str| {
         let method = esker_wire::proto::chain::KeyMethod::Get.into();
         let keys = vec![key.to_owned().into()];
-        AskKeysRequest { namespace: namespace.into(), method, keys, ..AskKeysRequest::default() }
+        AskKeysRequest { namespace: namespace.into(), method, keys, bytes_max: 1, ..AskKeysRequest::default() }
     };
     both.client(0).put("7", b"v");
     let here = AskKeysResponse { value: Some("v".into()), ..AskKeysResponse::default() };
@@ -451,4 +477,55 @@ fn a_server_that_stops_does_nothing_more_for_other_chains() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let answer = runtime.block_on(handle.answer(put));
     assert_eq!(answer, AskKeysResponse { elsewhere: true, ..AskKeysResponse::default() });
+}
+
+#[test]
+fn a_chain_that_does_not_answer_takes_no_memory_from_calls_about_keys_of_others() {
+    const EACH: usize = 8;
+    // Five values may be read at once, and one long message come.
+    let both = Both::with_memory(Kind::Int, 193 << 20);
+    let long = vec![b'v'; 12 << 20];
+    let mut a = both.client(0);
+    a.put("7", &long);
+    both.two.go(0, &[(1, 1)]);
+    both.rings[0].hangs.store(true, Ordering::SeqCst);
+    let key = text(1, RANGE.to_string().as_bytes());
+    let put = [key.clone(), text(2, &long)].concat();
+    let several = list(&["7".to_owned(), RANGE.to_string()]);
+    let calls = [("get", &key), ("remove", &key), ("put", &put), ("multiGet", &several)];
+    let mut waiting: Vec<(&str, Client)> = (0..EACH * calls.len())
+        .map(|number| {
+            let (method, fields) = calls[number % calls.len()];
+            let mut client = both.client(0);
+            client.0.set_write_timeout(Some(PATIENCE)).unwrap();
+            client.send(method, fields);
+            (method, client)
+        })
+        .collect();
+    both.asked(0, waiting.len() as f64);
+    // While all of them wait.
+    assert_eq!(a.get("7").len(), long.len());
+    a.put("8", &long);
+    assert!(contains(&told(&mut a, "multiGet", &list(&["8".into(), "9".into()])), "vvv"));
+    assert_eq!(number(&told(&mut a, "remove", &text(1, b"7")), 4), 0);
+    both.rings[0].hangs.store(false, Ordering::SeqCst);
+    for (method, client) in &mut waiting {
+        let (kind, answer) = client.answer();
+        assert!(kind == REPLY || contains(&answer, "does not answer"), "{method}: {:?}", answer.len());
+    }
+}
+
+#[test]
+fn what_another_chain_is_only_to_read_is_not_waited_for_for_ever() {
+    let both = Both::start(Kind::Int);
+    both.two.go(0, &[(1, 1)]);
+    both.rings[0].hangs.store(true, Ordering::SeqCst);
+    let (mut one, mut page) = (both.client(0), both.client(0));
+    one.send("get", &text(1, RANGE.to_string().as_bytes()));
+    page.send("iterate", &[text(1, b""), vec![8, 0, 2, 0, 0, 0, 9]].concat());
+    for client in [&mut one, &mut page] {
+        let (kind, answer) = client.answer();
+        assert!(kind == EXCEPTION && contains(&answer, "does not answer, for 10 s"), "{answer:?}");
+    }
+    both.rings[0].hangs.store(false, Ordering::SeqCst);
 }

@@ -12,7 +12,7 @@ use esker_store::CommitCursor;
 use super::arguments::BATCH_MAX;
 use super::decode::Message;
 use super::encode::{Exception, ExceptionKind};
-use super::memory::READ_BYTES_MAX;
+use super::memory::{ANSWER_BYTES_MAX, READ_BYTES_MAX};
 use super::shape::ValueKind;
 use super::walk::Slice;
 
@@ -20,6 +20,8 @@ use super::walk::Slice;
 pub const PAGE_MAX: usize = 1_000;
 /// Pairs of a page where the call does not say.
 const PAGE: usize = 100;
+/// Bytes of each value that another chain is asked for, on average, before it is known that they are longer.
+const FIRST_BYTES: usize = 1 << 20;
 /// Bytes of a key that an error shows.
 const SHOWN_BYTES: usize = 128;
 
@@ -164,6 +166,16 @@ impl Asked {
             Self::MultiGet(keys) | Self::RemoveMany(keys) => (keys.len() * VALUE_BYTES_MAX).min(READ_BYTES_MAX),
             // What of a page was read before, a scan of the store's, and the value with which that is too much.
             Self::Iterate { .. } | Self::IterateInserted { .. } => 3 * VALUE_BYTES_MAX,
+        }
+    }
+
+    /// Bytes of the keys and values that another chain may give it. `first`: it says when these are more.
+    pub(super) fn found_bytes_max(&self, first: bool) -> usize {
+        let each = if first { FIRST_BYTES } else { VALUE_BYTES_MAX + KEY_BYTES_MAX + 16 };
+        match self {
+            Self::Get(_) => each,
+            Self::MultiGet(keys) => (keys.len() * each).min(ANSWER_BYTES_MAX),
+            _ => 0,
         }
     }
 

@@ -143,7 +143,7 @@ pub(super) fn response(answer: Result<Kept<Given>, Exception>) -> AskKeysRespons
 /// The same; no more than so many bytes of keys and values.
 pub(super) fn bounded(answer: Result<Kept<Given>, Exception>, bytes_max: usize) -> AskKeysResponse {
     match &answer {
-        Ok(Kept::Done(given @ Given::Pairs(_))) if given.payload_bytes() > bytes_max => {
+        Ok(Kept::Done(given @ (Given::Pairs(_) | Given::Text(_)))) if given.payload_bytes() > bytes_max => {
             AskKeysResponse { too_large: true, ..AskKeysResponse::default() }
         }
         _ => response(answer),
@@ -270,6 +270,8 @@ mod tests {
         }
         let found = || Ok(Kept::Done(Given::Pairs(vec![("7".into(), "value".into())])));
         assert!(bounded(found(), 21).too_large && !bounded(found(), 22).too_large);
+        let value = || Ok(Kept::Done(Given::Text("value".into())));
+        assert!(bounded(value(), 4).too_large && !bounded(value(), 5).too_large);
         let elsewhere = given(&Asked::Count, response(Ok(Kept::Elsewhere)));
         assert!(matches!(elsewhere, Ok(Kept::Elsewhere)));
         let refused = Exception::refused("key \"x\"");

@@ -66,7 +66,8 @@ pub struct Config {
     /// Memory of all clients together, in bytes, beside 32 KiB of each connection: a quarter for messages, a quarter
     /// for answers, the rest for values that are read, of which each call takes as many as it may read; at least one
     /// of each at its limit, 193 MiB. Messages and reads wait for it, answers are refused. What is read and written for
-    /// other chains ([`Handle::answer`](super::Handle::answer)) has as much again. Default: 512 MiB.
+    /// other chains ([`Handle::answer`](super::Handle::answer)) has as much again; calls about keys of each chain,
+    /// and of several, have a quarter, of at least 108 MiB. Default: 512 MiB.
     pub memory_bytes_max: usize,
     /// Threads that answer, 1 to 64. Default: 2.
     pub threads: usize,

@@ -7,7 +7,7 @@
 //! 1. Calls are answered in their order, one at a time; what is not read yet waits with the client.
 //! 2. A message or an answer of more than [`OWN_BYTES`] holds memory of the server's, a message as much as has come of
 //!    it and as much again, and not for longer than `message_seconds`. What a call may read has memory before it is
-//!    read, until its answer is made.
+//!    read, until its answer is made; see [`spread`].
 //! 3. A stranger holds no more than [`OWN_BYTES`].
 
 use std::io;
@@ -26,10 +26,11 @@ use super::counts::ThriftCounts;
 use super::decode::{Decoded, Decoder, Message};
 use super::encode::{Exception, ExceptionKind, Given, encode};
 use super::guest::Guest;
-use super::memory::{MessageMemory, ThriftMemory};
+use super::memory::{Held, MessageMemory, ThriftMemory};
 use super::service::KeyService;
 use super::shape::{MessageKind, Shape};
-use super::spread;
+use super::shares::Shares;
+use super::spread::{self, Means};
 use crate::front::audit;
 use crate::front::strangers::Stranger;
 
@@ -42,9 +43,6 @@ const OWN_BYTES: usize = 2 * READ_BYTES;
 const PARTING: Duration = Duration::from_secs(2);
 const PARTING_BYTES_MAX: u64 = 64 << 20;
 
-/// Memory that is held, if any is.
-type Permit = Option<OwnedSemaphorePermit>;
-
 /// What all connections share.
 pub(super) struct Common {
     pub(super) config: Config,
@@ -52,7 +50,9 @@ pub(super) struct Common {
     pub(super) counts: Arc<ThriftCounts>,
     /// Places of known clients.
     pub(super) known: Arc<Semaphore>,
-    pub(super) memory: ThriftMemory,
+    pub(super) memory: Arc<ThriftMemory>,
+    /// That of calls in a cluster of several chains, beside it.
+    pub(super) shares: Arc<Shares>,
     /// That of calls which servers of other chains pass on: theirs have memory there, and neither waits for the other.
     pub(super) passed_on: ThriftMemory,
     /// Those of them that have begun.
@@ -288,7 +288,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         let (encoded, held) = match answer {
             // What was read is let go, with its memory, before what it was made into is sent.
             Ok((given, _read, held)) => (encode(shape, &method, sequence, &Ok(given)), held),
-            Err(exception) => (encode(shape, &method, sequence, &Err(exception)), None),
+            Err(exception) => (encode(shape, &method, sequence, &Err(exception)), Held::new()),
         };
         self.write(encoded).await?;
         drop(held);
@@ -301,23 +301,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         procedure: Option<Procedure>,
         message: &Message,
         bytes: &bytes::Bytes,
-    ) -> Result<(Given, Permit), Exception> {
-        let service = Arc::clone(&self.common.service);
+    ) -> Result<(Given, Held), Exception> {
+        let common = &self.common;
+        let service = Arc::clone(&common.service);
         let procedure = procedure.ok_or_else(|| {
             let name = String::from_utf8_lossy(message.method(bytes)).into_owned();
             Exception::new(ExceptionKind::UnknownMethod, format!("there is no method {name:?}"))
         })?;
         let asked = Asked::of(procedure, message, bytes, service.kind())?;
         self.guest.permit(service.name(), &asked)?;
-        let read = self.common.memory.to_read(asked.read_bytes_max(), self.patience()).await?;
-        Ok((spread::run(&service, &self.common.counts, asked).await?, read))
+        let (counts, memory, shares) =
+            (Arc::clone(&common.counts), Arc::clone(&common.memory), Arc::clone(&common.shares));
+        let means = Means { service, counts, memory, shares, patience: self.patience() };
+        spread::run(means, asked, (bytes.len(), &mut self.memory)).await
     }
 
     /// Memory for a long answer, beside that of what was read for it.
-    fn hold(&self, answer: Result<(Given, Permit), Exception>) -> Result<(Given, Permit, Permit), Exception> {
+    fn hold(&self, answer: Result<(Given, Held), Exception>) -> Result<(Given, Held, Held), Exception> {
         let (given, read) = answer?;
         let bytes = given.payload_bytes();
-        let held = if bytes <= OWN_BYTES { None } else { Some(self.common.memory.to_answer(bytes)?) };
+        let held = if bytes <= OWN_BYTES { Held::new() } else { vec![self.common.memory.to_answer(bytes)?] };
         Ok((given, read, held))
     }
 

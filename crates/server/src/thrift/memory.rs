@@ -21,7 +21,7 @@ use super::unreadable::MESSAGE_BYTES_MAX;
 /// Most bytes of keys and values in one answer.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Memory is counted in these.
-const UNIT_BYTES: usize = 1 << 10;
+pub(super) const UNIT_BYTES: usize = 1 << 10;
 /// What messages have at least beside the one that may always go on.
 const POOL_BYTES_MIN: usize = 4 << 20;
 /// What answers have at least: one, with what stands beside its keys and values.
@@ -42,15 +42,18 @@ pub(super) struct ThriftMemory {
     answers: Arc<Semaphore>,
 }
 
+/// Memory that is held.
+pub(super) type Held = Vec<OwnedSemaphorePermit>;
+
 /// Memory that a message holds.
 #[derive(Default)]
 pub(super) struct MessageMemory {
     bytes: usize,
-    permits: Vec<OwnedSemaphorePermit>,
+    permits: Held,
     is_whole: bool,
 }
 
-fn units(bytes: usize) -> u32 {
+pub(super) fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
@@ -78,17 +81,13 @@ impl ThriftMemory {
     ///
     /// # Errors
     /// It is not in time.
-    pub(super) async fn to_read(
-        &self,
-        bytes: usize,
-        patience: Duration,
-    ) -> Result<Option<OwnedSemaphorePermit>, Exception> {
+    pub(super) async fn to_read(&self, bytes: usize, patience: Duration) -> Result<Held, Exception> {
         if bytes == 0 {
-            return Ok(None);
+            return Ok(Held::new());
         }
         let acquired = Arc::clone(&self.reading).acquire_many_owned(units(bytes));
         match timeout(patience, acquired).await {
-            Ok(Ok(permit)) => Ok(Some(permit)),
+            Ok(Ok(permit)) => Ok(vec![permit]),
             _ => Err(Exception::internal("other clients hold the memory for what is read (thrift_memory): try again")),
         }
     }
@@ -106,6 +105,11 @@ impl ThriftMemory {
 }
 
 impl MessageMemory {
+    /// Whether it holds any.
+    pub(super) fn is_held(&self) -> bool {
+        !self.permits.is_empty()
+    }
+
     /// Whether so many bytes have come, or may.
     pub(super) fn has(&self, bytes: usize) -> bool {
         self.is_whole || bytes <= self.bytes

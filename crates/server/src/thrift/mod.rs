@@ -31,6 +31,7 @@ mod memory;
 mod ring;
 mod service;
 mod shape;
+mod shares;
 mod spread;
 mod unreadable;
 mod walk;
@@ -63,6 +64,7 @@ use kept::Kept;
 use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
 use service::KeyService;
+use shares::Shares;
 use workers::Workers;
 
 use crate::front::strangers::Strangers;
@@ -129,7 +131,7 @@ impl Handle {
             Figure::new(format!("esker_thrift_{name}"), help, Value::Gauge(value as f64))
         };
         let is_asynchronous = common.service.mode() == WriteMode::Asynchronous;
-        let held = common.memory.held_bytes() + common.passed_on.held_bytes();
+        let held = common.memory.held_bytes() + common.passed_on.held_bytes() + common.shares.held_bytes();
         let dirty = common.service.dirty();
         let weight = dirty.weight();
         let known = max - common.known.available_permits().min(max);
@@ -204,7 +206,8 @@ impl Server {
             service: Arc::new(KeyService::new(kv, namespace, config.mode.clone(), dirty, sharing)),
             counts: Arc::default(),
             known: Arc::new(Semaphore::new(config.connections_max)),
-            memory: ThriftMemory::of(config.memory_bytes_max),
+            memory: Arc::new(ThriftMemory::of(config.memory_bytes_max)),
+            shares: Arc::new(Shares::of(config.memory_bytes_max)),
             passed_on: ThriftMemory::of(config.memory_bytes_max),
             under_way: UnderWay::default(),
             config,

@@ -1,7 +1,7 @@
 //! Calls about keys that several chains keep.
 //!
-//! call → a part for each chain that keeps some of its keys → done here, or by the other chain's head → joined
-//! · where slots have gone meanwhile: once more, of what was not done
+//! call → a part for each chain that keeps some of its keys → memory for what they may find → done here, or by
+//! the other chain's head → joined · where slots have gone meanwhile: once more, of what was not done
 //!
 //! Invariants:
 //! 1. A write is sent a second time only where it is known that nothing was done.
@@ -9,6 +9,9 @@
 //! 3. A page has each key of all slots, or is read anew.
 //! 4. What other chains answer to a call for several keys is no more than one answer may be: each has its share of it,
 //!    and where one needs more they are asked one after the other. Of a page each gives one of its own.
+//! 5. What is read has memory before it is: of this chain that of values that are read, of others their share
+//!    ([`Shares`]). A chain that does not answer holds up what needs it, and no call about keys of others.
+//! 6. What another chain only reads is not waited for longer than [`PATIENCE`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,56 +19,84 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_kv::{OwnedKey, SLOTS};
+use esker_kv::{OwnedKey, SLOTS, VALUE_BYTES_MAX};
 use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 
 use super::call::{Asked, cursor_behind, text_of};
 use super::carried;
 use super::counts::ThriftCounts;
 use super::encode::{Exception, Given};
 use super::kept::{Kept, KeptPage, UNKNOWN};
-use super::memory::ANSWER_BYTES_MAX;
+use super::memory::{ANSWER_BYTES_MAX, Held, MessageMemory, ThriftMemory};
 use super::ring::{AskError, Keepers, Sharing, Sight};
 use super::service::{KeyService, PAGE_BYTES, too_large};
+use super::shares::{Shares, Whose};
 
 /// A call goes on so long while slots of its keys go to other chains, or their heads cannot be asked.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// It is tried again so much later.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// Of calls that are answered with a number.
+const NOTHING_FOUND: Room = Room { bytes: 0, several: true, in_turn: false };
+
 /// A chain; `None`: that of this server.
 type Chain = Option<Arc<str>>;
 
-/// Does what is asked for, wherever its keys are.
+/// What calls are done with.
+#[derive(Clone)]
+pub(super) struct Means {
+    pub(super) service: Arc<KeyService>,
+    pub(super) counts: Arc<ThriftCounts>,
+    pub(super) memory: Arc<ThriftMemory>,
+    pub(super) shares: Arc<Shares>,
+    /// Memory for what is read here is waited for so long.
+    pub(super) patience: Duration,
+}
+
+impl Means {
+    /// Memory for what a call may read here.
+    async fn to_read(&self, asked: &Asked) -> Result<Held, Exception> {
+        self.memory.to_read(asked.read_bytes_max(), self.patience).await
+    }
+
+    /// Does what goes to no other chain.
+    async fn alone(&self, asked: Asked) -> Result<(Given, Held), Exception> {
+        let held = self.to_read(&asked).await?;
+        Ok((self.service.run_alone(asked).await?, held))
+    }
+}
+
+/// Does what is asked for, wherever its keys are, by a message of so many bytes with its memory; what is given is to be
+/// kept no longer than the memory beside it.
 pub(super) async fn run(
-    service: &Arc<KeyService>,
-    counts: &Arc<ThriftCounts>,
+    means: Means,
     asked: Asked,
-) -> Result<Given, Exception> {
-    let Some(sharing) = service.sharing() else { return service.run_alone(asked).await };
-    let (until, sharing) = (Instant::now() + PATIENCE, sharing.clone());
-    let spread = Spread { service: Arc::clone(service), counts: Arc::clone(counts), sharing, until };
+    message: (usize, &mut MessageMemory),
+) -> Result<(Given, Held), Exception> {
+    let Some(sharing) = means.service.sharing().cloned() else { return means.alone(asked).await };
+    let spread = Spread { means, sharing, until: Instant::now() + PATIENCE };
     match asked {
-        Asked::Mode | Asked::IterateInserted { .. } => service.run_alone(asked).await,
+        Asked::Mode | Asked::IterateInserted { .. } => spread.means.alone(asked).await,
         Asked::Iterate { after, limit } => spread.page(after, limit).await,
-        Asked::Count => spread.count().await,
-        Asked::SetMode(_) => spread.set_mode(asked).await,
-        asked => spread.keyed(asked).await,
+        Asked::Count => spread.count().await.map(|given| (given, Held::new())),
+        Asked::SetMode(_) => spread.set_mode(asked).await.map(|given| (given, Held::new())),
+        asked => spread.keyed(asked, message).await,
     }
 }
 
 /// A call, as long as it lasts.
 #[derive(Clone)]
 struct Spread {
-    service: Arc<KeyService>,
-    counts: Arc<ThriftCounts>,
+    means: Means,
     sharing: Sharing,
     until: Instant,
 }
 
 /// What a part of a call came to.
 enum Part {
-    Done(Given),
+    Done(Given, Held),
     /// Nothing was done, and why, as far as it is known.
     Again(String),
     /// What it has found is more than it may answer.
@@ -73,6 +104,16 @@ enum Part {
     Failed(Exception),
     /// It is not known what was done.
     Unknown(Exception),
+}
+
+/// How much parts of a call may find.
+#[derive(Clone, Copy)]
+struct Room {
+    bytes: usize,
+    /// They are several, or will be: what is found waits for others.
+    several: bool,
+    /// They are asked one after the other.
+    in_turn: bool,
 }
 
 impl Spread {
@@ -103,10 +144,10 @@ impl Spread {
     }
 
     /// Does a part of a call, or has another chain do it.
-    async fn part(&self, chain: Chain, asked: &Asked, bytes_max: usize) -> Part {
+    async fn part(&self, chain: Chain, asked: &Asked, room: Room) -> Part {
         let done = match chain {
-            None => self.service.run_kept(asked.clone(), self.until).await,
-            Some(chain) => match self.ask(&chain, asked, bytes_max).await {
+            None => return self.own_part(asked, room).await,
+            Some(chain) => match self.ask(&chain, asked, room.bytes).await {
                 Ok(Ok(response)) if response.too_large => return Part::Large,
                 Ok(Ok(response)) => carried::given(asked, response),
                 Ok(Err(AskError::NotAsked(why))) => return Part::Again(why),
@@ -118,11 +159,18 @@ impl Spread {
                 Err(exception) => Err(exception),
             },
         };
-        match done {
-            Ok(Kept::Done(given)) => Part::Done(given),
-            Ok(Kept::Elsewhere) => Part::Again("slots of its keys go from chain to chain".into()),
-            Err(exception) => Part::Failed(exception),
-        }
+        part_of(done, Held::new())
+    }
+
+    /// A part that is done here, once there is memory for what it reads.
+    async fn own_part(&self, asked: &Asked, room: Room) -> Part {
+        let held = match self.means.to_read(asked).await {
+            Ok(held) => held,
+            Err(exception) => return Part::Failed(exception),
+        };
+        let done = self.means.service.run_kept(asked.clone(), self.until).await;
+        // Among several it is kept in the memory that the call has for all of them.
+        part_of(done, if room.several { Held::new() } else { held })
     }
 
     async fn ask(
@@ -131,15 +179,28 @@ impl Spread {
         asked: &Asked,
         bytes_max: usize,
     ) -> Result<Result<esker_wire::proto::chain::AskKeysResponse, AskError>, Exception> {
-        let request = carried::request(asked, &self.service.told(), self.service.mode(), bytes_max)?;
-        self.counts.passed_on.fetch_add(1, Ordering::Relaxed);
-        Ok(self.sharing.ring.ask(chain, request).await)
+        let Means { service, counts, .. } = &self.means;
+        let request = carried::request(asked, &service.told(), service.mode(), bytes_max)?;
+        counts.passed_on.fetch_add(1, Ordering::Relaxed);
+        let asking = self.sharing.ring.ask(chain, request);
+        if asked.writes() || matches!(asked, Asked::SetMode(_)) {
+            return Ok(asking.await);
+        }
+        let late = |_| Err(AskError::NotAsked(format!("the chain {chain} does not answer")));
+        Ok(timeout_at(self.until.into(), asking).await.unwrap_or_else(late))
     }
 
-    /// A call about keys that it names.
-    async fn keyed(&self, asked: Asked) -> Result<Given, Exception> {
+    /// A call about keys that it names, by a message of so many bytes.
+    async fn keyed(
+        &self,
+        asked: Asked,
+        (message_bytes, message): (usize, &mut MessageMemory),
+    ) -> Result<(Given, Held), Exception> {
         let (mut left, mut done) = (vec![asked.clone()], Vec::new());
         let (mut several, mut in_turn) = (false, false);
+        // What its message has, which is not counted as one that comes any more, and what is found.
+        let (mut kept, mut held) = (Held::new(), Held::new());
+        let mut held_for = None;
         loop {
             let keepers = self.keepers().await.map_err(|exception| told_of(&asked, several, exception))?;
             let parts: Vec<(Chain, Asked)> = match &keepers {
@@ -147,14 +208,33 @@ impl Spread {
                 Some(keepers) => left.drain(..).flat_map(|part| parts_of(part, keepers)).collect(),
             };
             several |= parts.len() > 1;
-            let (mut why, mut failed) = (String::new(), None);
-            let room = ANSWER_BYTES_MAX.saturating_sub(done.iter().map(Given::payload_bytes).sum());
-            let answers = if in_turn { self.in_turn(parts, room).await } else { self.all(parts, room).await };
-            for (part, answer) in answers {
+            let whose = match parts.first() {
+                _ if several => Whose::Several,
+                Some((Some(chain), _)) => Whose::Other(Arc::clone(chain)),
+                _ => Whose::Own,
+            };
+            if message.is_held() && kept.is_empty() && keepers.is_some() {
+                kept.push(self.means.shares.to_keep(&whose, message_bytes).await?);
+                *message = MessageMemory::default();
+            }
+            let bytes = if whose == Whose::Own { 0 } else { asked.found_bytes_max(!in_turn) };
+            if bytes > 0 && held_for.as_ref() != Some(&(whose.clone(), in_turn)) {
+                // Of a call that is given something nothing is done that could not be begun anew.
+                held.clear();
+                held.push(self.means.shares.to_find(&whose, bytes, self.until).await?);
+                held_for = Some((whose, in_turn));
+            }
+            let (mut why, mut failed, mut too_much) = (String::new(), None, false);
+            let bytes = if bytes > 0 { bytes } else { ANSWER_BYTES_MAX };
+            let bytes = bytes.saturating_sub(done.iter().map(Given::payload_bytes).sum());
+            for (part, answer) in self.parts(parts, Room { bytes, several, in_turn }).await {
                 match answer {
-                    Part::Done(given) => done.push(given),
+                    Part::Done(given, read) => {
+                        done.push(given);
+                        held.extend(read);
+                    }
                     Part::Large if in_turn => failed = Some(too_large(ANSWER_BYTES_MAX + 1)),
-                    Part::Large => left.push(part),
+                    Part::Large => too_much = true,
                     Part::Again(because) => {
                         why = because;
                         left.push(part);
@@ -164,22 +244,32 @@ impl Spread {
                     Part::Unknown(exception) => failed = Some(exception),
                 }
             }
+            if too_much {
+                // With memory for all that may be, none of which is held meanwhile.
+                (in_turn, left) = (true, vec![asked.clone()]);
+                done.clear();
+            }
             let again = match failed {
                 Some(exception) => Err(exception),
-                None if left.is_empty() => return joined(&asked, done),
-                None if why.is_empty() => {
-                    in_turn = true;
-                    Ok(())
+                None if left.is_empty() => {
+                    held.extend(kept);
+                    return Ok((joined(&asked, done)?, held));
                 }
+                None if why.is_empty() => Ok(()),
                 None => self.again(&why).await,
             };
             again.map_err(|exception| told_of(&asked, several, exception))?;
         }
     }
 
-    /// All parts at once, with what they came to; what is found has so much room.
-    async fn all(&self, mut parts: Vec<(Chain, Asked)>, room: usize) -> Vec<(Asked, Part)> {
-        let share = room / parts.len().max(1);
+    /// All parts, with what they came to.
+    async fn parts(&self, parts: Vec<(Chain, Asked)>, room: Room) -> Vec<(Asked, Part)> {
+        if room.in_turn { self.in_turn(parts, room).await } else { self.all(parts, room).await }
+    }
+
+    /// All at once.
+    async fn all(&self, mut parts: Vec<(Chain, Asked)>, room: Room) -> Vec<(Asked, Part)> {
+        let share = Room { bytes: room.bytes / parts.len().max(1), ..room };
         if parts.len() == 1
             && let Some((chain, part)) = parts.pop()
         {
@@ -198,12 +288,12 @@ impl Spread {
     }
 
     /// One part after the other.
-    async fn in_turn(&self, parts: Vec<(Chain, Asked)>, mut room: usize) -> Vec<(Asked, Part)> {
+    async fn in_turn(&self, parts: Vec<(Chain, Asked)>, mut room: Room) -> Vec<(Asked, Part)> {
         let mut all = Vec::with_capacity(parts.len());
         for (chain, asked) in parts {
             let part = self.part(chain, &asked, room).await;
-            if let Part::Done(given) = &part {
-                room = room.saturating_sub(given.payload_bytes());
+            if let Part::Done(given, _) = &part {
+                room.bytes = room.bytes.saturating_sub(given.payload_bytes());
             }
             all.push((asked, part));
         }
@@ -214,10 +304,10 @@ impl Spread {
     async fn count(&self) -> Result<Given, Exception> {
         let parts = self.chains().await?.into_iter().map(|chain| (chain, Asked::Count)).collect();
         let mut all = 0_i64;
-        for (_, answer) in self.all(parts, ANSWER_BYTES_MAX).await {
+        for (_, answer) in self.all(parts, NOTHING_FOUND).await {
             match answer {
-                Part::Done(Given::I64(count)) => all = all.saturating_add(count),
-                Part::Done(_) | Part::Large => {}
+                Part::Done(Given::I64(count), _) => all = all.saturating_add(count),
+                Part::Done(..) | Part::Large => {}
                 Part::Again(why) => return Err(Exception::internal(why)),
                 Part::Failed(exception) | Part::Unknown(exception) => return Err(exception),
             }
@@ -228,9 +318,9 @@ impl Spread {
     /// Has the service of each chain acknowledge writes anew.
     async fn set_mode(&self, asked: Asked) -> Result<Given, Exception> {
         let parts = self.chains().await?.into_iter().map(|chain| (chain, asked.clone())).collect();
-        for (_, answer) in self.all(parts, ANSWER_BYTES_MAX).await {
+        for (_, answer) in self.all(parts, NOTHING_FOUND).await {
             let why = match answer {
-                Part::Done(_) | Part::Large => continue,
+                Part::Done(..) | Part::Large => continue,
                 Part::Again(why) => why,
                 Part::Failed(exception) | Part::Unknown(exception) => exception.message,
             };
@@ -240,23 +330,34 @@ impl Spread {
     }
 
     /// A page in the order of keys.
-    async fn page(&self, after: Option<OwnedKey>, limit: usize) -> Result<Given, Exception> {
+    async fn page(&self, after: Option<OwnedKey>, limit: usize) -> Result<(Given, Held), Exception> {
+        let mut whole = None;
         loop {
-            let mut under_way = JoinSet::new();
-            for chain in self.chains().await? {
-                let (own, after) = (self.clone(), after.clone());
-                under_way.spawn(async move { own.page_of(chain, after, limit).await });
+            let chains = self.chains().await?;
+            if whole.is_none() && chains.iter().any(Option::is_some) {
+                let bytes = chains.len() * (PAGE_BYTES + VALUE_BYTES_MAX);
+                whole = Some(self.means.shares.to_find(&Whose::Several, bytes, self.until).await?);
             }
-            let (mut pages, mut why) = (Vec::new(), String::new());
+            let several = whole.is_some();
+            let mut under_way = JoinSet::new();
+            for chain in chains {
+                let (own, after) = (self.clone(), after.clone());
+                under_way.spawn(async move { own.page_of(chain, after, limit, several).await });
+            }
+            let (mut pages, mut why, mut held) = (Vec::new(), String::new(), Held::new());
             for page in under_way.join_all().await {
                 match page? {
-                    Ok(page) => pages.push(page),
+                    Ok((page, read)) => {
+                        pages.push(page);
+                        held.extend(read);
+                    }
                     Err(because) => why = because,
                 }
             }
             if why.is_empty() {
                 if hold_each_slot(&pages) {
-                    return Ok(merged(pages, limit));
+                    held.extend(whole);
+                    return Ok((merged(pages, limit), held));
                 }
                 "slots go from chain to chain".clone_into(&mut why);
             }
@@ -264,18 +365,33 @@ impl Spread {
         }
     }
 
-    /// The page of one chain; in its place why it cannot be had now.
+    /// The page of one chain; in its place why it cannot be had now. `several`: there is memory for those of all.
     async fn page_of(
         &self,
         chain: Chain,
         after: Option<OwnedKey>,
         limit: usize,
-    ) -> Result<Result<KeptPage, String>, Exception> {
-        let Some(chain) = chain else { return self.service.page_kept(after, limit, self.until).await.map(Ok) };
-        match self.ask(&chain, &Asked::Iterate { after, limit }, ANSWER_BYTES_MAX).await? {
-            Ok(response) => carried::page_given(response, self.service.kind()).map(Ok),
+        several: bool,
+    ) -> Result<Result<(KeptPage, Held), String>, Exception> {
+        let asked = Asked::Iterate { after: after.clone(), limit };
+        let Some(chain) = chain else {
+            let held = self.means.to_read(&asked).await?;
+            let page = self.means.service.page_kept(after, limit, self.until).await?;
+            return Ok(Ok((page, if several { Held::new() } else { held })));
+        };
+        match self.ask(&chain, &asked, ANSWER_BYTES_MAX).await? {
+            Ok(response) => Ok(Ok((carried::page_given(response, self.means.service.kind())?, Held::new()))),
             Err(AskError::NotAsked(why) | AskError::Unknown(why)) => Ok(Err(why)),
         }
+    }
+}
+
+/// What was done of a part, with memory for what it has read.
+fn part_of(done: Result<Kept<Given>, Exception>, held: Held) -> Part {
+    match done {
+        Ok(Kept::Done(given)) => Part::Done(given, held),
+        Ok(Kept::Elsewhere) => Part::Again("slots of its keys go from chain to chain".into()),
+        Err(exception) => Part::Failed(exception),
     }
 }
 
