@@ -120,7 +120,8 @@ service EskerKeys extends ZDBService {
      and is answered when all is durable that was acknowledged before: from its answer on no crash takes anything back.
      Where that cannot be had it is an error, and the mode is SAFE all the same. The server's setting (thrift_mode)
      counts again when it is started anew. In a chain it is each server's own: one that becomes head goes by its own
-     setting, or by what was set on it before. Of several chains it is set at the head of each. With users: for
+     setting, or by what was set on it before. Of several chains it is set at the head of each, also of those
+     that share the keys and have none now; one that joins them later goes by its own setting. With users: for
      operators. */
   Mode mode(),
   void setMode(1: Mode mode),

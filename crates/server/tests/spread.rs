@@ -51,6 +51,12 @@ impl Ring for Other {
         Sight::Shared(Arc::new(Keepers::new(keepers).unwrap()))
     }
 
+    fn beside(&self) -> Vec<Arc<str>> {
+        let (own, records) = (self.known.own, self.known.records.load());
+        let has_none = (0..SLOTS as u16).all(|slot| kept(own, slot, &records).0 == own);
+        has_none.then(|| Arc::from(name(1 - own))).into_iter().collect()
+    }
+
     fn ask(&self, chain: &str, request: AskKeysRequest) -> Asking {
         let other = 1 - self.known.own;
         assert_eq!(chain, name(other));
@@ -528,4 +534,28 @@ fn what_another_chain_is_only_to_read_is_not_waited_for_for_ever() {
         assert!(kind == EXCEPTION && contains(&answer, "does not answer, for 10 s"), "{answer:?}");
     }
     both.rings[0].hangs.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn the_mode_is_set_also_where_slots_may_go_to() {
+    let both = Both::start(Kind::Int);
+    let (mut a, mut b) = (both.client(0), both.client(1));
+    let mut set = |own: usize, mode: u8| {
+        let clients = [&mut a, &mut b];
+        told(clients[own], "setMode", &[8, 0, 1, 0, 0, 0, mode]);
+        for (index, client) in clients.into_iter().enumerate() {
+            assert_eq!(number(&told(client, "mode", &[]), 4), i64::from(mode), "of {index}, set at {own}");
+        }
+    };
+    // The second keeps no slot yet.
+    set(0, 2);
+    set(0, 1);
+    set(1, 2);
+    // What is asynchronous there was made safe before its slots come.
+    set(0, 1);
+    both.two.go(0, &[(1, 1)]);
+    set(0, 2);
+    // It has given its last away.
+    both.two.go(1, &[(1, 2)]);
+    set(0, 1);
 }

@@ -92,6 +92,10 @@ pub trait Ring: Send + Sync {
     /// Which chain keeps which slots. Each call asks: it has to be cheap, and must not wait for anything.
     fn sight(&self) -> Sight;
 
+    /// Other chains that have a head and may come to keep slots: they share them with this chain and have none any
+    /// more, or are to have some.
+    fn beside(&self) -> Vec<Arc<str>>;
+
     /// Asks the head of a chain, once. `chain` and `cluster` of the request are for it to fill in.
     fn ask(&self, chain: &str, request: AskKeysRequest) -> Asking;
 }

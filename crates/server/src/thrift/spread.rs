@@ -13,7 +13,7 @@
 //!    ([`Shares`]). A chain that does not answer holds up what needs it, and no call about keys of others.
 //! 6. What another chain only reads is not waited for longer than [`PATIENCE`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -131,6 +131,12 @@ impl Spread {
     /// All chains that keep some.
     async fn chains(&self) -> Result<Vec<Chain>, Exception> {
         Ok(self.keepers().await?.map_or_else(|| vec![None], |keepers| keepers.chains()))
+    }
+
+    /// All chains that keep some, or may soon: slots go there while a call is under way, and afterwards.
+    async fn sharers(&self) -> Result<BTreeSet<Chain>, Exception> {
+        let beside = self.sharing.ring.beside().into_iter().map(Some);
+        Ok(self.chains().await?.into_iter().chain(beside).chain([None]).collect())
     }
 
     /// Waits a little before what was not done is tried again.
@@ -315,9 +321,9 @@ impl Spread {
         Ok(Given::I64(all))
     }
 
-    /// Has the service of each chain acknowledge writes anew.
+    /// Has the service of each chain acknowledge writes anew, also of those to which slots may go.
     async fn set_mode(&self, asked: Asked) -> Result<Given, Exception> {
-        let parts = self.chains().await?.into_iter().map(|chain| (chain, asked.clone())).collect();
+        let parts = self.sharers().await?.into_iter().map(|chain| (chain, asked.clone())).collect();
         for (_, answer) in self.all(parts, NOTHING_FOUND).await {
             let why = match answer {
                 Part::Done(..) | Part::Large => continue,

@@ -34,6 +34,10 @@ impl Ring for KeyRing {
         self.nodes.sight()
     }
 
+    fn beside(&self) -> Vec<Arc<str>> {
+        self.nodes.beside()
+    }
+
     fn ask(&self, chain: &str, request: messages::AskKeysRequest) -> Asking {
         let asking = self.host.ask_keys(chain, request);
         Box::pin(async move {

@@ -159,6 +159,13 @@ impl Nodes {
         (**self.sight.load()).clone()
     }
 
+    /// Other chains that have a head and no slots now, and share them with this one, or are to have some.
+    pub fn beside(&self) -> Vec<Arc<str>> {
+        let known = self.known.lock();
+        let (Some(ring), Some(seen)) = (&self.ring, known.seen.as_deref()) else { return Vec::new() };
+        beside(&ring.chain, seen)
+    }
+
     fn make(&self, known: &Known) {
         let chain = self.ring.as_ref().map(|ring| ring.chain.as_str());
         self.sight.store(Arc::new(sight(chain, known)));
@@ -210,6 +217,17 @@ fn sight(chain: Option<&str>, known: &Known) -> Sight {
         }
     }
     Keepers::new(keepers).map_or(Sight::Unknown, |keepers| Sight::Shared(Arc::new(keepers)))
+}
+
+/// Chains that share the slots with this one and keep none, of those that have a head.
+fn beside(name: &str, seen: &Seen) -> Vec<Arc<str>> {
+    let Some(slots) = seen.slots.as_ref().filter(|slots| slots.are_shared_by(name)) else { return Vec::new() };
+    let has_head = |chain: &str| {
+        let known = seen.chains.get(chain);
+        known.is_some_and(|chain| chain.table.head().is_some_and(|head| chain.servers.contains_key(&head.server)))
+    };
+    let none = slots.shares().into_iter().filter(|(chain, count)| *count == 0 && *chain != name);
+    none.map(|(chain, _)| chain).filter(|chain| has_head(chain)).map(Arc::from).collect()
 }
 
 /// What clients are told by this server, of `own` address. `chain`: it may share the slots with other chains, which is
@@ -383,6 +401,24 @@ mod tests {
         assert_eq!(sight(Some("a"), &alone), Sight::Alone);
         assert_eq!(sight(Some("a"), &known(Some(seen(None, None)))), Sight::Unknown);
         assert_eq!((sight(Some("a"), &known(None)), sight(None, &known(None))), (Sight::Unknown, Sight::Alone));
+    }
+
+    #[test]
+    fn chains_that_keep_no_slots_and_share_them_are_told_apart() {
+        let even = |chains: &[&str]| Slots::even(chains).unwrap();
+        let all_of = |name: &str, slots: Slots| beside(name, &seen(Some("a"), Some(slots)));
+        let joins = even(&["a"]).with_plan(0..9, "b").unwrap();
+        assert_eq!(all_of("a", joins.clone()), ["b".into()]);
+        assert!(all_of("b", joins.clone()).is_empty());
+        let left = even(&["a", "b"]).with_moved(&(8_192..16_384).map(|slot| (slot, 1)).collect::<Vec<_>>(), "a");
+        assert_eq!(all_of("a", left), ["b".into()]);
+        for none in [even(&["a", "b"]), even(&["b"]).with_plan(0..9, "c").unwrap()] {
+            assert!(all_of("a", none).is_empty());
+        }
+        // Where it has no head none can be asked.
+        let mut gone = seen(Some("a"), Some(joins));
+        gone.chains.get_mut("b").unwrap().servers.clear();
+        assert!(beside("a", &gone).is_empty());
     }
 
     #[test]
