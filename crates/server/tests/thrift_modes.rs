@@ -501,6 +501,59 @@ fn what_a_restart_of_the_store_has_lost_is_waited_for_no_longer() {
     client.put("k", &[b'v'; 400]);
     running.store.life.store(8, Ordering::SeqCst);
     put(&mut waiting, "k2", &[b'v'; 800]);
+    running.waiting(1);
+    running.store.sync_all();
     assert_eq!(waiting.answer().0, REPLY);
     assert_eq!(running.dirty(), (1, weight("k2", 800)));
+}
+
+#[test]
+fn what_a_restart_of_the_store_has_lost_is_never_told_as_durable() {
+    let running = Running::start(WriteMode::Asynchronous, 1 << 20, LONG);
+    let (mut client, mut operator) = (running.client(), running.client());
+    running.store.life.store(7, Ordering::SeqCst);
+    client.put("k", b"v");
+    running.store.life.store(8, Ordering::SeqCst);
+    running.store.sync_all();
+    // Who asks is told once, and then it is known.
+    let (kind, answer) = operator.call("setMode", &SAFE);
+    assert!(kind == EXCEPTION && contains(&answer, "restarted"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!((running.dirty(), running.figure("asynchronous")), ((0, 0), 0.0));
+    assert_eq!(operator.call("setMode", &SAFE).0, REPLY);
+    // Also where it was found before.
+    operator.call("setMode", &ASYNCHRONOUS);
+    client.put("k", &vec![b'v'; 600 << 10]);
+    running.store.life.store(9, Ordering::SeqCst);
+    put(&mut client, "k2", &vec![b'v'; 600 << 10]);
+    running.waiting(1);
+    running.store.sync_all();
+    assert_eq!(client.answer().0, REPLY);
+    running.store.sync_all();
+    let (kind, answer) = operator.call("setMode", &SAFE);
+    assert!(kind == EXCEPTION && contains(&answer, "restarted"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(operator.call("setMode", &SAFE).0, REPLY);
+}
+
+#[test]
+fn a_write_that_waits_for_older_ones_is_told_when_they_are_lost() {
+    let running = Running::start(WriteMode::Asynchronous, 1 << 20, Duration::from_millis(100));
+    let mut client = running.client();
+    *running.store.does_not_sync.lock() = Some(Error::NotServing { cause: "for a moment".into() });
+    running.store.life.store(7, Ordering::SeqCst);
+    client.put("old", b"v");
+    let since = Instant::now();
+    running.store.life.store(8, Ordering::SeqCst);
+    let syncs = running.store.syncs.load(Ordering::SeqCst);
+    *running.store.does_not_sync.lock() = None;
+    // One that finds the loss, and does not end.
+    running.eventually("a sync is asked for", || running.store.syncs.load(Ordering::SeqCst) > syncs);
+    while since.elapsed() < Duration::from_millis(120) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    put(&mut client, "new", b"v");
+    running.waiting(1);
+    running.store.sync_all();
+    let (kind, answer) = client.answer();
+    assert!(kind == EXCEPTION && contains(&answer, "may be lost"), "{}", String::from_utf8_lossy(&answer));
+    assert!(contains(&answer, "restarted"), "{}", String::from_utf8_lossy(&answer));
 }

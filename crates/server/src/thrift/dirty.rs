@@ -9,12 +9,13 @@
 //!    room back, however it ends.
 //! 2. No write is answered while one that was applied `age_max` ago is not durable.
 //! 3. What a failed sync was to cover stays counted; those who wait are told of the failure, and the next sync covers
-//!    it.
+//!    it. Where the store was restarted nothing can cover it any more: its room is given back, and those who wait for
+//!    it to be durable, and the first who does later, are told that it may be lost.
 //! 4. Memory is that of a few numbers, however many writes there are.
 
 use std::iter::Sum;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_store::{Error as StoreError, ObjectStore, Unsynced, Written};
@@ -104,6 +105,10 @@ pub(super) struct Dirty {
     waiting: AtomicUsize,
     /// For the one that syncs.
     work: Notify,
+    /// How often the store was restarted over what is counted here, and as far as that was told to one who asked
+    /// whether all is durable.
+    losses: AtomicU64,
+    losses_told: AtomicU64,
     /// How the last sync ended.
     ended: watch::Sender<Option<StoreError>>,
 }
@@ -146,6 +151,8 @@ impl Dirty {
             noted: Mutex::default(),
             unsynced: Unsynced::default(),
             waiting: AtomicUsize::new(0),
+            losses: AtomicU64::new(0),
+            losses_told: AtomicU64::new(0),
             work: Notify::new(),
             ended: watch::Sender::new(None),
         }
@@ -186,9 +193,14 @@ impl Dirty {
     /// Once all is durable that had room before this call.
     ///
     /// # Errors
-    /// As [`Dirty::reserve`].
+    /// As [`Dirty::reserve`]; [`StoreError::Restarted`] if some of it was lost, now or since this was last said: to
+    /// every call that begins before the first that says so has ended, and to no later one.
     pub(super) async fn settled(&self) -> Result<(), StoreError> {
-        self.take(self.bytes_max).await.map(drop)
+        let told = self.losses_told.load(Ordering::SeqCst);
+        drop(self.take(self.bytes_max).await?);
+        let losses = self.losses.load(Ordering::SeqCst);
+        self.losses_told.fetch_max(losses, Ordering::SeqCst);
+        if losses > told { Err(StoreError::Restarted) } else { Ok(()) }
     }
 
     async fn take(&self, bytes: u64) -> Result<OwnedSemaphorePermit, StoreError> {
@@ -211,8 +223,9 @@ impl Dirty {
     /// Once a write may be answered that was applied: at once, unless an older one ought to be durable.
     ///
     /// # Errors
-    /// As [`Dirty::reserve`].
+    /// As [`Dirty::reserve`]; [`StoreError::Restarted`] if older ones, and this, may have been lost meanwhile.
     pub(super) async fn in_time(&self) -> Result<(), StoreError> {
+        let losses = self.losses.load(Ordering::SeqCst);
         if !self.is_late() {
             return Ok(());
         }
@@ -221,7 +234,7 @@ impl Dirty {
         while self.is_late() {
             next_end(&mut ended).await?;
         }
-        Ok(())
+        if self.losses.load(Ordering::SeqCst) > losses { Err(StoreError::Restarted) } else { Ok(()) }
     }
 
     fn is_late(&self) -> bool {
@@ -246,25 +259,23 @@ impl Dirty {
                 noted.syncing = std::mem::take(&mut noted.applied);
             }
             // It covers what was applied before it begins.
-            let outcome = match sync().await {
-                Err(error @ StoreError::Restarted) => {
-                    // No other is told what that was: its writers were answered long ago.
-                    tracing::warn!(%error, keys = self.noted.lock().syncing.keys, "asynchronous writes may be lost");
-                    Ok(())
-                }
-                outcome => outcome,
-            };
-            let failure = outcome.err();
+            let failure = sync().await.err();
+            let is_lost = matches!(failure, Some(StoreError::Restarted));
+            let fails = failure.is_some() && !is_lost;
+            if let Some(error) = failure.as_ref().filter(|_| is_lost) {
+                tracing::warn!(%error, keys = self.noted.lock().syncing.keys, "asynchronous writes may be lost");
+                // Before their room is given back, which those wait for who ask.
+                self.losses.fetch_add(1, Ordering::SeqCst);
+            }
             {
                 let mut noted = self.noted.lock();
                 let mut synced = std::mem::take(&mut noted.syncing);
-                if failure.is_some() {
+                if fails {
                     synced.add(std::mem::take(&mut noted.applied));
                     noted.applied = synced;
                 }
             }
-            let fails = failure.is_some();
-            if let (Some(error), false) = (&failure, has_failed) {
+            if let Some(error) = failure.as_ref().filter(|_| fails && !has_failed) {
                 tracing::error!(%error, "asynchronous writes cannot be made durable");
             }
             has_failed = fails;
@@ -323,11 +334,12 @@ async fn next_end(ended: &mut watch::Receiver<Option<StoreError>>) -> Result<(),
     ended.borrow_and_update().clone().map_or(Ok(()), Err)
 }
 
-/// The error of the next sync that fails.
+/// The error of the next sync that fails and gives no room back.
 async fn failed(ended: &mut watch::Receiver<Option<StoreError>>) -> StoreError {
     loop {
-        if let Err(error) = next_end(ended).await {
-            return error;
+        match next_end(ended).await {
+            Ok(()) | Err(StoreError::Restarted) => {}
+            Err(error) => return error,
         }
     }
 }

@@ -150,8 +150,9 @@ impl KeyService {
                 Err(_) => return Err(StoreError::Closed),
             }
         };
-        synced?;
-        durable(barrier).await
+        // Where what an earlier life of the store had is lost, what this one has is synced all the same.
+        durable(barrier).await?;
+        synced.map(drop)
     }
 
     /// The namespace's name.
