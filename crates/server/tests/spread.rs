@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use support::PATIENCE;
 use support::by_thrift::{Client, EXCEPTION, REPLY, contains, text};
 use support::two::{Known, Two, kept, name};
+use tokio::sync::Semaphore;
 
 /// The first key of each of the first slots.
 const RANGE: u64 = 65_536;
@@ -34,7 +35,11 @@ struct Other {
     lost: AtomicBool,
     /// The other does nothing until it does not hang any more.
     hangs: Arc<AtomicBool>,
+    /// As between two servers, calls have a number of places.
+    places: Arc<Semaphore>,
 }
+
+const PLACES: usize = 4;
 
 impl Ring for Other {
     fn sight(&self) -> Sight {
@@ -64,11 +69,12 @@ impl Ring for Other {
             return Box::pin(std::future::ready(Err(AskError::NotAsked("the other is not reached".into()))));
         }
         let (handle, lost) = (self.handles.lock()[other].clone(), self.lost.load(Ordering::SeqCst));
-        let hangs = Arc::clone(&self.hangs);
+        let (hangs, places) = (Arc::clone(&self.hangs), Arc::clone(&self.places));
         Box::pin(async move {
             while hangs.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
+            let _place = places.acquire().await.unwrap();
             let answer = handle.answer(request).await;
             if lost { Err(AskError::Unknown("the answer is lost".into())) } else { Ok(answer) }
         })
@@ -96,7 +102,8 @@ impl Both {
         for own in 0..2 {
             let known = Arc::clone(&two.known[own]);
             let (unreached, lost, hangs) = Default::default();
-            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs });
+            let places = Arc::new(Semaphore::new(PLACES));
+            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs, places });
             let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
             let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
             let config = Config { listen, namespace: "users".into(), kind, memory_bytes_max, ..Config::default() };
@@ -558,4 +565,36 @@ fn the_mode_is_set_also_where_slots_may_go_to() {
     // It has given its last away.
     both.two.go(1, &[(1, 2)]);
     set(0, 1);
+}
+
+#[test]
+fn calls_about_closed_slots_hold_up_no_others_between_two_servers() {
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    both.two.go(0, &[(1, 1), (2, 1)]);
+    let [closing, open] = [RANGE, 2 * RANGE].map(|key| key.to_string());
+    a.put(&open, b"v");
+    let called = both.two.begin(1, &[(1, 2)]);
+    let closed = both.two.moving(1).close(&[(1, 2)], "a").unwrap();
+    let mut waiting: Vec<_> = (0..4 * PLACES).map(|_| both.client(0)).collect();
+    let calls = [
+        ("put", [text(1, closing.as_bytes()), text(2, b"w")].concat()),
+        ("iterate", [text(1, b""), vec![8, 0, 2, 0, 0, 0, 9]].concat()),
+    ];
+    for (number, client) in waiting.iter_mut().enumerate() {
+        let (method, fields) = &calls[number % calls.len()];
+        client.send(method, fields);
+    }
+    both.asked(0, 6.0 * PLACES as f64);
+    for _ in 0..10 {
+        assert_eq!(a.get(&open), b"v");
+    }
+    both.two.put(1, called, &closed);
+    assert!(both.two.moving(0).take(called, &[(1, 2)]).unwrap());
+    both.two.moving(1).give(&closed).unwrap();
+    for client in &mut waiting {
+        let (kind, answer) = client.answer();
+        assert_eq!(kind, REPLY, "{}", String::from_utf8_lossy(&answer));
+    }
+    assert_eq!(both.client(1).get(&closing), b"w");
 }

@@ -31,7 +31,7 @@ pub(super) const UNKNOWN: &str = "it is not known yet which chain keeps which ke
 pub(super) enum Kept<T> {
     /// It is done.
     Done(T),
-    /// Nothing was done: another chain keeps some of its keys.
+    /// Nothing was done: another chain keeps some of its keys, or will.
     Elsewhere,
 }
 
@@ -51,7 +51,7 @@ fn lasts(slot: Option<u16>) -> Exception {
     Exception::internal(format!("{what} to another chain, which lasts; nothing was done: try again"))
 }
 
-/// Waits until slots are not closed any more, or `until`; whether they are this chain's.
+/// Waits until slots are not closed any more, or `until`; whether they are this chain's, as far as that is known then.
 async fn are_here(sharing: &Sharing, slots: &[u16], all: bool, until: Instant) -> Result<bool, Exception> {
     loop {
         match sharing.stand(slots.iter().copied(), all) {
@@ -60,7 +60,7 @@ async fn are_here(sharing: &Sharing, slots: &[u16], all: bool, until: Instant) -
             Stand::Lasts(slot) => return Err(lasts(Some(slot))),
             Stand::Waits(woken) => {
                 if timeout_at(until.into(), woken.arrived()).await.is_err() {
-                    return Err(lasts(None));
+                    return Ok(false);
                 }
             }
         }
@@ -95,7 +95,7 @@ impl KeyService {
                 Ok(_) | Err(Stopped::Gone) => {}
             }
             if Instant::now() >= until {
-                return Err(lasts(None));
+                return Ok(Kept::Elsewhere);
             }
         }
     }
@@ -108,7 +108,7 @@ impl KeyService {
         })
     }
 
-    /// A page of the keys that this chain keeps.
+    /// A page of the keys that this chain keeps; of no slots where that is not known, or some are closed, `until` then.
     pub(super) async fn page_kept(
         self: &Arc<Self>,
         after: Option<OwnedKey>,
@@ -127,7 +127,7 @@ impl KeyService {
         for _ in 0..PAGE_ATTEMPTS {
             if !are_here(sharing, &[], true, until).await? {
                 if Instant::now() >= until {
-                    return Err(Exception::internal(UNKNOWN));
+                    return Ok(KeptPage { pairs: Vec::new(), last: None, spans: Vec::new() });
                 }
                 tokio::time::sleep(AGAIN).await;
                 continue;

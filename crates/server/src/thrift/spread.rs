@@ -35,8 +35,9 @@ use super::shares::{Shares, Whose};
 
 /// A call goes on so long while slots of its keys go to other chains, or their heads cannot be asked.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// It is tried again so much later.
+/// It is tried again so much later; the longer it has lasted the more, an eighth of that.
 const AGAIN: Duration = Duration::from_millis(20);
+const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// Of calls that are answered with a number.
 const NOTHING_FOUND: Room = Room { bytes: 0, several: true, in_turn: false };
@@ -141,11 +142,12 @@ impl Spread {
 
     /// Waits a little before what was not done is tried again.
     async fn again(&self, why: &str) -> Result<(), Exception> {
-        if Instant::now() >= self.until {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             let seconds = PATIENCE.as_secs();
             return Err(Exception::internal(format!("{why}, for {seconds} s; nothing was done: try again later")));
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep((PATIENCE.saturating_sub(left) / 8).clamp(AGAIN, AGAIN_MAX)).await;
         Ok(())
     }
 
