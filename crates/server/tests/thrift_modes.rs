@@ -447,6 +447,33 @@ fn a_write_that_is_not_durable_in_time_holds_up_all_that_come_after_it() {
 }
 
 #[test]
+fn what_changes_nothing_is_answered_while_older_writes_are_late() {
+    let running = Running::start(WriteMode::Asynchronous, 1 << 20, Duration::from_millis(100));
+    let mut client = running.client();
+    client.put("k", b"v");
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(120) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (there, missing) = (text(1, b"k"), text(1, b"missing"));
+    let no = b"\x02\0\0\0\0";
+    let calls = [
+        ("add", [there.clone(), text(2, b"w")].concat(), &no[..]),
+        ("compareAndSet", [there, text(2, b"other"), text(3, b"w")].concat(), no),
+        ("update", [missing.clone(), text(2, b"w")].concat(), no),
+        ("remove", missing, b"\x08\0\0\0\0\0\x01\0"),
+    ];
+    for fails in [None, Some(Error::NotServing { cause: "for a moment".into() })] {
+        *running.store.does_not_sync.lock() = fails;
+        for (method, fields, answered) in &calls {
+            let (kind, answer) = client.call(method, fields);
+            assert!(kind == REPLY && answer.ends_with(answered), "{method}: {}", String::from_utf8_lossy(&answer));
+        }
+    }
+    assert_eq!(running.dirty(), (1, weight("k", 1)));
+}
+
+#[test]
 fn those_who_wait_are_told_when_the_store_has_failed() {
     let running = Running::start(WriteMode::Asynchronous, 1 << 10, LONG);
     let mut client = running.client();

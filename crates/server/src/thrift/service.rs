@@ -450,6 +450,9 @@ impl KeyService {
                     reserved.applied(wrote);
                     // That of what it has read, if any.
                     reached(barrier).await?;
+                    if wrote.keys == 0 {
+                        return Ok(value);
+                    }
                     let in_time = self.dirty.in_time().await;
                     let late = |error| stuck("written, and may be lost", "are too old (thrift_async_age)", &error);
                     return in_time.map(|()| value).map_err(|error| late(error).into());
