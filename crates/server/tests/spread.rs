@@ -16,7 +16,7 @@ use esker_memory::MemoryStore;
 use esker_server::http::Value;
 use esker_server::resp::{SlotEpoch, SlotState};
 use esker_server::thrift::{Address, AskError, Asking, Config, Handle, Keeper, Keepers, Ring, Server, Sharing, Sight};
-use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse};
+use esker_wire::proto::chain::{AskKeysRequest, AskKeysResponse, KeyError};
 use parking_lot::Mutex;
 use support::PATIENCE;
 use support::by_thrift::{Client, EXCEPTION, REPLY, contains, text};
@@ -35,6 +35,8 @@ struct Other {
     lost: AtomicBool,
     /// The other does nothing until it does not hang any more.
     hangs: Arc<AtomicBool>,
+    /// What the other says at last, whatever it is asked.
+    says: Mutex<Option<AskKeysResponse>>,
     /// As between two servers, calls have a number of places.
     places: Arc<Semaphore>,
 }
@@ -69,10 +71,15 @@ impl Ring for Other {
             return Box::pin(std::future::ready(Err(AskError::NotAsked("the other is not reached".into()))));
         }
         let (handle, lost) = (self.handles.lock()[other].clone(), self.lost.load(Ordering::SeqCst));
+        let said = self.says.lock().clone();
         let (hangs, places) = (Arc::clone(&self.hangs), Arc::clone(&self.places));
         Box::pin(async move {
             while hangs.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            if let Some(said) = said {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                return Ok(said);
             }
             let _place = places.acquire().await.unwrap();
             let answer = handle.answer(request).await;
@@ -101,9 +108,9 @@ impl Both {
         let (mut addresses, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for own in 0..2 {
             let known = Arc::clone(&two.known[own]);
-            let (unreached, lost, hangs) = Default::default();
+            let (unreached, lost, hangs, says) = Default::default();
             let places = Arc::new(Semaphore::new(PLACES));
-            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs, places });
+            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs, says, places });
             let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
             let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
             let config = Config { listen, namespace: "users".into(), kind, memory_bytes_max, ..Config::default() };
@@ -471,6 +478,12 @@ fn what_may_have_been_done_is_told_before_what_was_not() {
     let (kind, answer) = a.call("put", &[text(1, b"1"), text(2, b"v")].concat());
     assert!(kind == EXCEPTION && contains(&answer, "nothing was done"), "{answer:?}");
     both.rings[0].lost.store(false, Ordering::SeqCst);
+    // The other says so itself.
+    let unknown = KeyError { kind: 6, message: "it stops; it is not known".into(), unknown: true };
+    *both.rings[0].says.lock() = Some(AskKeysResponse { error: Some(unknown), ..AskKeysResponse::default() });
+    let (kind, answer) = a.call("multiPut", &pairs(&all));
+    assert!(kind == EXCEPTION && contains(&answer, "it stops; it is not known"), "{answer:?}");
+    *both.rings[0].says.lock() = None;
     let (kind, answer) = a.call("multiPut", &pairs(&all));
     assert!(kind == EXCEPTION && contains(&answer, "some may be done"), "{answer:?}");
     assert!(!contains(&answer, "nothing was done: "), "{answer:?}");

@@ -19,6 +19,7 @@ use esker_store::{
     Barrier, Change, CommitSeq, Completion, Durability, DurableMark, Error, Forward, Incarnation, ObjectStore, Op,
     Transaction,
 };
+use esker_wire::proto::chain::{AskKeysRequest, KeyMethod};
 use parking_lot::Mutex;
 use support::PATIENCE;
 use support::by_thrift::{Client, EXCEPTION, REPLY, contains, text};
@@ -162,7 +163,7 @@ impl Running {
         let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
         let kept = KeptMode::default();
         let config = Config { listen, threads: 1, async_bytes_max, async_age_max, ..Config::default() };
-        let config = Config { mode: kept.clone(), ..config };
+        let config = Config { mode: kept.clone(), linger: Duration::from_millis(300), ..config };
         let server = Server::bind(config, kv, None).unwrap();
         let Address::Tcp(address) = server.addresses()[0] else { panic!("{:?}", server.addresses()) };
         let handle = server.handle();
@@ -501,6 +502,29 @@ fn those_who_wait_are_told_when_the_store_has_failed() {
     }
     // What is in doubt stays counted.
     assert_eq!(running.dirty(), (1, weight("k", 800)));
+}
+
+#[test]
+fn another_server_is_told_that_it_is_not_known_what_became_of_its_write() {
+    let running = Running::start(WriteMode::Safe, 1 << 20, LONG);
+    let put = |key: &'static str| {
+        let (keys, values) = (vec![key.into()], vec!["v".into()]);
+        let method = KeyMethod::Put.into();
+        let put = AskKeysRequest { namespace: "zdb:bytes".into(), method, keys, values, ..AskKeysRequest::default() };
+        let handle = running.handle.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        std::thread::spawn(move || runtime.block_on(handle.answer(put)).error.unwrap())
+    };
+    *running.store.refuses.lock() = Some(Error::Full { needed: 1, free: 0 });
+    let refused = put("k").join().unwrap();
+    assert!(!refused.unknown && refused.message.contains("full"), "{refused:?}");
+    *running.store.refuses.lock() = None;
+    // Applied, and not durable when the server ends.
+    let under_way = put("k");
+    running.eventually("it is applied", || running.store.writes() == 1);
+    running.handle.shutdown();
+    let told = under_way.join().unwrap();
+    assert!(told.unknown && told.message.contains("not known"), "{told:?}");
 }
 
 #[test]

@@ -135,7 +135,9 @@ pub(super) fn response(answer: Result<Kept<Given>, Exception>) -> AskKeysRespons
         Ok(Kept::Done(Given::I32(number))) => response.number = number.into(),
         Ok(Kept::Done(Given::I64(number))) => response.number = number,
         Ok(Kept::Done(Given::Bool(holds))) => response.number = holds.into(),
-        Err(Exception { kind, message }) => response.error = Some(KeyError { kind: kind as u32, message }),
+        Err(Exception { kind, message, is_unknown: unknown }) => {
+            response.error = Some(KeyError { kind: kind as u32, message, unknown });
+        }
     }
     response
 }
@@ -163,10 +165,10 @@ pub(super) fn page_response(page: KeptPage) -> AskKeysResponse {
 }
 
 fn refusal(response: &AskKeysResponse) -> Option<Exception> {
-    let KeyError { kind, message } = response.error.as_ref()?;
+    let KeyError { kind, message, unknown } = response.error.as_ref()?;
     let kinds = [ExceptionKind::Unknown, ExceptionKind::InternalError, ExceptionKind::ProtocolError];
     let kind = kinds.into_iter().find(|known| *known as u32 == *kind).unwrap_or(ExceptionKind::InternalError);
-    Some(Exception::new(kind, message.clone()))
+    Some(Exception { kind, message: message.clone(), is_unknown: *unknown })
 }
 
 /// What a call came to at another chain, whose answer is not too large.
@@ -274,8 +276,9 @@ mod tests {
         assert!(bounded(value(), 4).too_large && !bounded(value(), 5).too_large);
         let elsewhere = given(&Asked::Count, response(Ok(Kept::Elsewhere)));
         assert!(matches!(elsewhere, Ok(Kept::Elsewhere)));
-        let refused = Exception::refused("key \"x\"");
-        assert_eq!(given(&Asked::Count, response(Err(refused.clone()))).unwrap_err(), refused);
+        for exception in [Exception::refused("key \"x\""), Exception::internal("full"), Exception::unknown("gone")] {
+            assert_eq!(given(&Asked::Count, response(Err(exception.clone()))).unwrap_err(), exception);
+        }
         let page = || KeptPage {
             pairs: vec![(OwnedKey::Int(7), "v".into())],
             last: Some(OwnedKey::Int(9)),

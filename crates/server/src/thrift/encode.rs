@@ -49,11 +49,18 @@ pub struct Exception {
     pub kind: ExceptionKind,
     /// What happened, for people.
     pub message: String,
+    /// It is not known what was done of a call that writes; its message says so.
+    pub is_unknown: bool,
 }
 
 impl Exception {
     pub(super) fn new(kind: ExceptionKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self { kind, message: message.into(), is_unknown: false }
+    }
+
+    /// It is not known whether it was done.
+    pub(super) fn unknown(message: impl Into<String>) -> Self {
+        Self { is_unknown: true, ..Self::internal(message) }
     }
 
     /// What was asked for cannot be.
@@ -92,7 +99,7 @@ pub fn encode(shape: Shape, method: &[u8], sequence: i32, answer: &Result<Given,
             out.begin(MessageKind::Reply, method, sequence);
             out.given(given);
         }
-        Err(Exception { kind, message }) => {
+        Err(Exception { kind, message, .. }) => {
             out.begin(MessageKind::Exception, method, sequence);
             out.field(ValueKind::Text, 0, 1);
             out.text(message.as_bytes());

@@ -121,7 +121,7 @@ impl Handle {
         // On the threads of this server, whatever asks.
         let answering = self.tasks.spawn(async move { answer(&common, request).await });
         let stopped =
-            |_| carried::response(Err(Exception::internal("the server stops; it is not known what was done")));
+            |_| carried::response(Err(Exception::unknown("the server stops; it is not known whether it was done")));
         answering.await.unwrap_or_else(stopped)
     }
 

@@ -454,7 +454,10 @@ impl KeyService {
                         return Ok(value);
                     }
                     let in_time = self.dirty.in_time().await;
-                    let late = |error| stuck("written, and may be lost", "are too old (thrift_async_age)", &error);
+                    let late = |error| Exception {
+                        is_unknown: true,
+                        ..stuck("written, and may be lost", "are too old (thrift_async_age)", &error)
+                    };
                     return in_time.map(|()| value).map_err(|error| late(error).into());
                 }
             }
@@ -588,6 +591,10 @@ fn told_of_store(error: StoreError) -> Exception {
         StoreError::TooLarge { .. } | StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
             Exception::refused(error.to_string())
         }
+        StoreError::Stopped { .. } => {
+            Exception::unknown(format!("{}; it is not known whether a write was done", with_causes(&error)))
+        }
+        error if error.is_unknown() => Exception::unknown(with_causes(&error)),
         error => Exception::internal(with_causes(&error)),
     }
 }

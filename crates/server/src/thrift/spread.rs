@@ -162,12 +162,12 @@ impl Spread {
                 Ok(Err(AskError::Unknown(why))) if !asked.writes() => return Part::Again(why),
                 Ok(Err(AskError::Unknown(why))) => {
                     let why = format!("{why}; it is not known whether it was done");
-                    return Part::Unknown(Exception::internal(why));
+                    return Part::Unknown(Exception::unknown(why));
                 }
                 Err(exception) => Err(exception),
             },
         };
-        part_of(done, Held::new())
+        part_of(asked, done, Held::new())
     }
 
     /// A part that is done here, once there is memory for what it reads.
@@ -178,7 +178,7 @@ impl Spread {
         };
         let done = self.means.service.run_kept(asked.clone(), self.until).await;
         // Among several it is kept in the memory that the call has for all of them.
-        part_of(done, if room.several { Held::new() } else { held })
+        part_of(asked, done, if room.several { Held::new() } else { held })
     }
 
     async fn ask(
@@ -395,8 +395,9 @@ impl Spread {
 }
 
 /// What was done of a part, with memory for what it has read.
-fn part_of(done: Result<Kept<Given>, Exception>, held: Held) -> Part {
+fn part_of(asked: &Asked, done: Result<Kept<Given>, Exception>, held: Held) -> Part {
     match done {
+        Err(exception) if exception.is_unknown && asked.writes() => Part::Unknown(exception),
         Ok(Kept::Done(given)) => Part::Done(given, held),
         Ok(Kept::Elsewhere) => Part::Again("slots of its keys go from chain to chain".into()),
         Err(exception) => Part::Failed(exception),
@@ -408,9 +409,8 @@ fn told_of(asked: &Asked, several: bool, exception: Exception) -> Exception {
     if !several || !asked.writes() {
         return exception;
     }
-    let Exception { kind, message } = exception;
-    let message = message.replace("nothing was done", "nothing was done of these");
-    Exception { kind, message: format!("keys of several chains, of which some may be done: {message}") }
+    let message = exception.message.replace("nothing was done", "nothing was done of these");
+    Exception { message: format!("keys of several chains, of which some may be done: {message}"), ..exception }
 }
 
 /// The parts of a call, by the chain that keeps their keys.

@@ -252,7 +252,7 @@ fn cursors_lead_to_where_they_were_made() {
 
 #[test]
 fn answers_are_as_the_specification_has_them() {
-    let exception = Exception { kind: ExceptionKind::UnknownMethod, message: "no".into() };
+    let exception = Exception::new(ExceptionKind::UnknownMethod, "no");
     let pairs = vec![(Bytes::from("a"), Bytes::from("v"))];
     for (answer, binary, compact) in [
         (Ok(Given::Nothing), &b"\0"[..], &b"\0"[..]),
