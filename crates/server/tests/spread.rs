@@ -611,3 +611,36 @@ fn calls_about_closed_slots_hold_up_no_others_between_two_servers() {
     }
     assert_eq!(both.client(1).get(&closing), b"w");
 }
+
+#[test]
+fn counts_and_modes_wait_for_a_chain_that_is_not_reached() {
+    let both = Both::start(Kind::Int);
+    both.client(0).put("7", b"v");
+    both.two.go(0, &[(1, 1)]);
+    both.client(0).put(&RANGE.to_string(), b"v");
+    let unreached = &both.rings[0].unreached;
+    let calls = [("count", Vec::new()), ("setMode", vec![8, 0, 1, 0, 0, 0, 2])];
+    let mut waiting = calls.clone().map(|(method, fields)| {
+        unreached.store(true, Ordering::SeqCst);
+        let mut client = both.client(0);
+        client.send(method, &fields);
+        client
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    unreached.store(false, Ordering::SeqCst);
+    let answers = waiting.each_mut().map(Client::answer);
+    assert_eq!(answers.each_ref().map(|(kind, _)| *kind), [REPLY, REPLY]);
+    assert_eq!(number(&answers[0].1, 8), 2);
+    assert_eq!(number(&told(&mut both.client(1), "mode", &[]), 4), 2);
+    // Not for ever, and then it is said where it was set.
+    unreached.store(true, Ordering::SeqCst);
+    for ((method, fields), client) in calls.iter().zip(&mut waiting) {
+        client.send(method, fields);
+    }
+    for (client, part) in
+        waiting.iter_mut().zip(["not reached, for 10 s", "the mode is set at 1 of 2 chains: the other"])
+    {
+        let (kind, answer) = client.answer();
+        assert!(kind == EXCEPTION && contains(&answer, part), "{}", String::from_utf8_lossy(&answer));
+    }
+}

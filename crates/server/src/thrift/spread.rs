@@ -310,31 +310,62 @@ impl Spread {
 
     /// How many keys all chains have.
     async fn count(&self) -> Result<Given, Exception> {
-        let parts = self.chains().await?.into_iter().map(|chain| (chain, Asked::Count)).collect();
-        let mut all = 0_i64;
-        for (_, answer) in self.all(parts, NOTHING_FOUND).await {
-            match answer {
-                Part::Done(Given::I64(count), _) => all = all.saturating_add(count),
-                Part::Done(..) | Part::Large => {}
-                Part::Again(why) => return Err(Exception::internal(why)),
-                Part::Failed(exception) | Part::Unknown(exception) => return Err(exception),
+        loop {
+            let parts = self.chains().await?.into_iter().map(|chain| (chain, Asked::Count)).collect();
+            let (mut all, mut why) = (0_i64, String::new());
+            for (_, answer) in self.all(parts, NOTHING_FOUND).await {
+                match answer {
+                    Part::Done(Given::I64(count), _) => all = all.saturating_add(count),
+                    Part::Done(..) | Part::Large => {}
+                    Part::Again(because) => why = because,
+                    Part::Failed(exception) | Part::Unknown(exception) => return Err(exception),
+                }
             }
+            if why.is_empty() {
+                return Ok(Given::I64(all));
+            }
+            self.again(&why).await?;
         }
-        Ok(Given::I64(all))
     }
 
     /// Has the service of each chain acknowledge writes anew, also of those to which slots may go.
     async fn set_mode(&self, asked: Asked) -> Result<Given, Exception> {
-        let parts = self.sharers().await?.into_iter().map(|chain| (chain, asked.clone())).collect();
-        for (_, answer) in self.all(parts, NOTHING_FOUND).await {
-            let why = match answer {
-                Part::Done(..) | Part::Large => continue,
-                Part::Again(why) => why,
-                Part::Failed(exception) | Part::Unknown(exception) => exception.message,
+        let mut set = BTreeSet::new();
+        loop {
+            let all = self.sharers().await?;
+            let mut under_way = JoinSet::new();
+            for chain in all.difference(&set).cloned() {
+                let (own, asked) = (self.clone(), asked.clone());
+                under_way.spawn(async move { (chain.clone(), own.part(chain, &asked, NOTHING_FOUND).await) });
+            }
+            if under_way.is_empty() {
+                return Ok(Given::Nothing);
+            }
+            let (mut why, mut failed) = (String::new(), None);
+            for (chain, answer) in under_way.join_all().await {
+                match answer {
+                    Part::Again(because) => why = because,
+                    Part::Failed(exception) | Part::Unknown(exception) => failed = Some(exception),
+                    Part::Done(..) | Part::Large => {
+                        set.insert(chain);
+                    }
+                }
+            }
+            let again = match failed {
+                Some(exception) => Err(exception),
+                // It is looked whether others have come to share them meanwhile.
+                None if why.is_empty() => Ok(()),
+                None => self.again(&why).await,
             };
-            return Err(Exception::internal(format!("the mode is set, but not at every chain: {why}")));
+            again.map_err(|exception| {
+                if all.len() < 2 {
+                    return exception;
+                }
+                let message = exception.message.replace("nothing was done", "nothing was done there");
+                let message = format!("the mode is set at {} of {} chains: {message}", set.len(), all.len());
+                Exception { message, ..exception }
+            })?;
         }
-        Ok(Given::Nothing)
     }
 
     /// A page in the order of keys.
