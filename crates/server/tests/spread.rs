@@ -130,14 +130,23 @@ impl Both {
         Client::connect(self.addresses[index])
     }
 
+    fn figure(&self, index: usize, name: &str) -> f64 {
+        let name = format!("esker_thrift_{name}");
+        let figures = self.handles.lock()[index].figures();
+        match figures.into_iter().find(|figure| figure.name == name).unwrap().value {
+            Value::Gauge(value) | Value::Counter(value) => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn passed_on(&self, index: usize) -> f64 {
+        self.figure(index, "passed_on")
+    }
+
     /// Waits until this server has asked the other for so much.
     fn asked(&self, index: usize, count: f64) {
         let until = Instant::now() + PATIENCE;
-        let asked = || {
-            let figures = self.handles.lock()[index].figures();
-            let figure = figures.into_iter().find(|figure| figure.name == "esker_thrift_passed_on").unwrap();
-            matches!(figure.value, Value::Counter(value) if value >= count)
-        };
+        let asked = || self.passed_on(index) >= count;
         while !asked() {
             assert!(Instant::now() < until, "it has not asked for {count}");
             std::thread::sleep(Duration::from_millis(2));
@@ -440,6 +449,24 @@ fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
     let (kind, answer) = a.call("multiGet", &list(&keys));
     assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{:?}", &answer[..answer.len().min(200)]);
     assert_eq!(a.get(&keys[5]).len(), LEN);
+}
+
+#[test]
+fn what_the_own_chain_finds_of_a_call_of_several_has_its_share_too() {
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    a.put("7", &vec![b'v'; 12 << 20]);
+    both.two.go(0, &[(1, 1)]);
+    let several = list(&["7".to_owned(), RANGE.to_string()]);
+    assert!(told(&mut a, "multiGet", &several).len() > 12 << 20);
+    // With the own value it was more than there was memory for: both are read anew, with memory for all of it.
+    assert_eq!(both.passed_on(0), 2.0);
+    both.rings[0].hangs.store(true, Ordering::SeqCst);
+    a.send("multiGet", &several);
+    both.asked(0, 3.0);
+    assert!(both.figure(0, "memory_bytes") < f64::from(12 << 20));
+    both.rings[0].hangs.store(false, Ordering::SeqCst);
+    assert!(a.answer().1.len() > 12 << 20);
 }
 
 #[test]

@@ -177,8 +177,14 @@ impl Spread {
             Err(exception) => return Part::Failed(exception),
         };
         let done = self.means.service.run_kept(asked.clone(), self.until).await;
-        // Among several it is kept in the memory that the call has for all of them.
-        part_of(asked, done, if room.several { Held::new() } else { held })
+        if !room.several {
+            return part_of(asked, done, held);
+        }
+        // It is kept in the memory that the call has for all of them.
+        match done {
+            Ok(Kept::Done(given)) if given.payload_bytes() > room.bytes => Part::Large,
+            done => part_of(asked, done, Held::new()),
+        }
     }
 
     async fn ask(
