@@ -445,6 +445,11 @@ impl KeyService {
                 Ok(()) => {
                     let Some(reserved) = reserved else {
                         reached(barrier).await?;
+                        if wrote.keys > 0 {
+                            // Others that came later may have been answered early. Of this nothing is lost, however
+                            // their sync ends.
+                            let _ = self.dirty.in_time().await;
+                        }
                         return Ok(value);
                     };
                     reserved.applied(wrote);
