@@ -56,7 +56,7 @@ class Disk:
             os.pwrite(self.file, data, block * BLOCK)
 
     def flush(self):
-        # A device takes its time: meanwhile writers go on.
+        # A device takes its time. This server is one thread: what else is asked of it meanwhile waits as well.
         time.sleep(self.random.uniform(0, self.flush_seconds))
         self.keep(self.blocks)
         self.blocks = {}
