@@ -29,7 +29,8 @@ use crate::desk::Desk;
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
 /// A connection that is not there by then does not come.
 const CONNECT: Duration = Duration::from_secs(2);
-/// An answer that is not there by then does not come: longer than any call waits there.
+/// An answer that is not there by then does not come: longer than calls wait there for memory and for slots, if nothing
+/// else is set. What holds up the store there may last longer.
 const ANSWER: Duration = Duration::from_secs(75);
 
 /// What is on its way.
