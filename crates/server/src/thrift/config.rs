@@ -69,7 +69,7 @@ pub struct Config {
     /// other chains ([`Handle::answer`](super::Handle::answer)) has as much again; calls about keys of each chain,
     /// and of several, have a quarter, of at least 108 MiB. Default: 512 MiB.
     pub memory_bytes_max: usize,
-    /// Threads that answer, 1 to 64. Default: 2.
+    /// Threads that answer, up to 64, each with its own connections; 0, the default: one per processor, at most 4.
     pub threads: usize,
     /// Most threads that wait for the store on behalf of calls, 4 to 4,096; they start when there is work for them.
     /// Default: 512.
@@ -127,7 +127,7 @@ impl Default for Config {
             stranger_seconds: PATIENCE.as_secs(),
             message_seconds: 60,
             memory_bytes_max: 512 << 20,
-            threads: 2,
+            threads: 0,
             waiting_threads_max: 512,
         }
     }
@@ -192,7 +192,7 @@ impl Config {
         within("stranger_seconds", self.stranger_seconds as usize, 1, 86_400)?;
         within("message_seconds", self.message_seconds as usize, 1, 86_400)?;
         within("memory_bytes_max", self.memory_bytes_max, MEMORY_BYTES_MIN, 1 << 40)?;
-        within("threads", self.threads, 1, 64)?;
+        within("threads", self.threads, 0, 64)?;
         within("waiting_threads_max", self.waiting_threads_max, 4, 4_096)?;
         if !(DIRTY_BYTES_MIN..=DIRTY_BYTES_MAX).contains(&self.async_bytes_max) {
             let (found, most) = (self.async_bytes_max, DIRTY_BYTES_MAX);
@@ -243,7 +243,7 @@ mod tests {
             (Config { stranger_seconds: 0, ..base.clone() }, "stranger_seconds"),
             (Config { message_seconds: 0, ..base.clone() }, "message_seconds"),
             (Config { memory_bytes_max: 1 << 20, ..base.clone() }, "memory_bytes_max"),
-            (Config { threads: 0, ..base.clone() }, "threads"),
+            (Config { threads: 65, ..base.clone() }, "threads"),
             (Config { waiting_threads_max: 0, ..base.clone() }, "waiting_threads_max"),
             (
                 Config { async_bytes_max: 1_023, ..base.clone() },

@@ -65,7 +65,7 @@ use listen::{Hall, ThriftDoors};
 use memory::ThriftMemory;
 use service::KeyService;
 use shares::Shares;
-use workers::Workers;
+use workers::{Crew, Workers};
 
 use crate::front::strangers::Strangers;
 use crate::front::tls::Certificates;
@@ -92,7 +92,7 @@ pub struct Handle {
     strangers: Arc<Strangers>,
     certificates: Option<Arc<Certificates>>,
     stop: Arc<watch::Sender<bool>>,
-    tasks: tokio::runtime::Handle,
+    crew: Arc<Crew>,
 }
 
 impl Handle {
@@ -119,7 +119,7 @@ impl Handle {
         }
         let common = Arc::clone(&self.common);
         // On the threads of this server, whatever asks.
-        let answering = self.tasks.spawn(async move { answer(&common, request).await });
+        let answering = self.crew.place().serve(move || async move { answer(&common, request).await });
         let stopped =
             |_| carried::response(Err(Exception::unknown("the server stops; it is not known whether it was done")));
         answering.await.unwrap_or_else(stopped)
@@ -214,8 +214,8 @@ impl Server {
             under_way: UnderWay::default(),
             config,
         });
-        let (stop, tasks) = (Arc::new(watch::Sender::new(false)), workers.first().handle().clone());
-        let handle = Handle { common, strangers, certificates, stop, tasks };
+        let (stop, crew) = (Arc::new(watch::Sender::new(false)), workers.crew());
+        let handle = Handle { common, strangers, certificates, stop, crew };
         Ok(Self { workers, doors, handle })
     }
 
@@ -236,10 +236,10 @@ impl Server {
             let service = &handle.common.service;
             tracing::info!(%address, namespace = service.name(), mode = ?service.mode(), "serving Thrift");
         }
-        let Handle { common, strangers, certificates, stop, .. } = handle;
+        let Handle { common, strangers, certificates, stop, crew } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());
         let common_of_peers = Arc::clone(&common);
-        let (service, crew) = (Arc::clone(&common.service), workers.crew());
+        let service = Arc::clone(&common.service);
         workers.run(async move {
             tokio::spawn(service.keep_durable());
             let (open, mut closed) = mpsc::channel(1);

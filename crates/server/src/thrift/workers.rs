@@ -1,51 +1,61 @@
 //! Threads that answer: each has an event loop, and the connections that it was given.
 //!
-//! [`Workers::start`] → [`Workers::run`];   a connection that comes → [`Crew::place`] → the worker with the fewest
+//! [`Workers::start`] → [`Workers::run`];   a connection that comes, or a call of another server → [`Crew::place`] → the
+//! worker with the fewest
 //!
 //! Invariant: a connection stays with its worker. So no thread is woken for what another could do, which costs more
 //! than it gains where each call is short.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::SHUTDOWN;
 use super::config::{Error, Result};
 
+/// Where the number of threads is not said, there are no more, however many processors.
+const THREADS_MAX_BY_DEFAULT: usize = 4;
+
 /// Event loops that wait for [`Workers::run`].
 pub(super) struct Workers {
     first: Runtime,
-    others: Vec<JoinHandle<()>>,
+    others: Vec<thread::JoinHandle<()>>,
     crew: Arc<Crew>,
     /// The others go on until it is dropped.
     end: watch::Sender<()>,
 }
 
-/// Who a connection may be given to.
+/// Who a connection or call may be given to.
 pub(super) struct Crew {
     workers: Vec<Worker>,
 }
 
 struct Worker {
     handle: Handle,
+    /// With calls of other servers.
     connections: AtomicUsize,
 }
 
-/// A worker's count of a connection, which goes with it.
+/// A worker's count of a connection or call, which goes with it.
 pub(super) struct Seat {
     crew: Arc<Crew>,
     at: usize,
 }
 
 impl Workers {
-    /// `threads` of them, of which the first is the thread that calls [`Workers::run`]. Together they have at most about
-    /// `waiting_max` threads that wait for the store.
+    /// `threads` of them, or with 0 one per processor, at most 4; the first is the thread that calls [`Workers::run`].
+    /// They have some `waiting_max` threads together that wait for the store.
     pub(super) fn start(threads: usize, waiting_max: usize) -> Result<Self> {
+        let threads = match threads {
+            0 => thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX_BY_DEFAULT),
+            threads => threads,
+        };
         let failed = |source| Error::Threads { what: "start threads", source };
-        let waiting = waiting_max.div_ceil(threads.max(1)).max(1);
+        let waiting = waiting_max.div_ceil(threads);
         let event_loop = || {
             let mut builder = Builder::new_current_thread();
             builder.enable_all().max_blocking_threads(waiting).thread_name("esker-thrift-wait").build().map_err(failed)
@@ -107,16 +117,17 @@ impl Crew {
 }
 
 impl Seat {
-    /// Has the worker do what `connection` comes to.
-    pub(super) fn serve<F: Future<Output = ()> + Send + 'static>(
-        self,
-        connection: impl FnOnce() -> F + Send + 'static,
-    ) {
+    /// Has the worker do what `work` comes to, which it begins itself: sockets belong to the loop that made them.
+    pub(super) fn serve<F>(self, work: impl FnOnce() -> F + Send + 'static) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
         let handle = self.crew.workers[self.at].handle.clone();
         handle.spawn(async move {
-            connection().await;
+            let done = work().await;
             drop(self);
-        });
+            done
+        })
     }
 }
 

@@ -153,6 +153,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
         async_age_max: settings.thrift_async_age.0.0,
         connections_max: number(settings.thrift_connections),
         memory_bytes_max: number(settings.thrift_memory.0.0),
+        threads: number(settings.threads),
         ..Config::default()
     };
     config.check().map_err(failure)?;
