@@ -71,8 +71,6 @@ use crate::front::strangers::Strangers;
 use crate::front::tls::Certificates;
 use crate::http::{Figure, Value};
 
-/// Threads that wait for the store are waited for so long when the server has stopped.
-const SHUTDOWN: Duration = Duration::from_secs(1);
 /// A call that another chain's server passes on waits here so long for closed slots, as many are that have few keys;
 /// then it waits there, and is passed on again. So calls about slots that are closed for long do not take the places
 /// that calls have between two servers.

@@ -9,14 +9,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::SHUTDOWN;
 use super::config::{Error, Result};
 
+/// Threads that wait for the store are waited for so long when the server has stopped.
+const SHUTDOWN: Duration = Duration::from_secs(1);
 /// Where the number of threads is not said, there are no more, however many processors.
 const THREADS_MAX_BY_DEFAULT: usize = 4;
 
