@@ -16,7 +16,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 /**
- * Calls every method of the published services by the clients that Apache Thrift generates for Java.
+ * Calls every method of the published services by the clients that Apache Thrift generates for Java, and has the
+ * client that knows the ring find its way.
  *
  * <p>java -Desker.binary=ESKER Main FOLDER [PART]: runs the tests whose names hold PART, in folders of FOLDER. Ends
  * with 0 only if there are such tests and every check of theirs holds.
@@ -42,8 +43,10 @@ public final class Main {
                 ran += run(method.getName() + ", " + shape, part, folder, method, shape);
             }
         }
-        for (Method method : tests(OneServer.class)) {
-            ran += run(method.getName(), part, folder, method, null);
+        for (Class<?> of : List.of(OneServer.class, SeveralChains.class)) {
+            for (Method method : tests(of)) {
+                ran += run(method.getName(), part, folder, method, null);
+            }
         }
         if (part.isEmpty()) {
             for (Shape shape : Shape.ALL) {
@@ -115,7 +118,7 @@ public final class Main {
         Runtime.getRuntime().halt(HANGS);
     }
 
-    private static void remove(Path folder) throws IOException {
+    static void remove(Path folder) throws IOException {
         try (Stream<Path> files = Files.walk(folder)) {
             files.sorted(Comparator.reverseOrder()).forEach(file -> {
                 try {

@@ -44,7 +44,7 @@ final class Server implements AutoCloseable {
         builder.environment().keySet().removeIf(name -> name.startsWith("ESKER_"));
         builder.redirectError(ProcessBuilder.Redirect.appendTo(folder.resolve(LOG).toFile()));
         process = builder.start();
-        STARTED.add(process);
+        started(process);
         printed = process.inputReader(StandardCharsets.UTF_8);
         List<String> lines = new ArrayList<>();
         for (String line = printed.readLine(); line != null; line = printed.readLine()) {
@@ -56,6 +56,11 @@ final class Server implements AutoCloseable {
             }
         }
         throw new IOException("the server ended: " + String.join("\n", lines));
+    }
+
+    /** Has a process end with those of this class. */
+    static void started(Process process) {
+        STARTED.add(process);
     }
 
     int port() {

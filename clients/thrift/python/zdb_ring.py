@@ -7,8 +7,8 @@ registry in ZooKeeper, watched -> marks -> key -> the first mark behind it -> a 
         ring.put("7", "Ada")
         print(ring.get("7"), ring.get("8"))                  # Ada None
 
-Any server answers for all keys, so one that has heard of a change late costs a hop and no more. Needs kazoo and thrift
-from PyPI, and what `thrift --gen py zdb.thrift` makes.
+Any server answers for all keys, so one that has heard of a change late costs a hop and no more, and where no server of
+a chain is reached the others are asked. Needs kazoo and thrift from PyPI, and what `thrift --gen py zdb.thrift` makes.
 
 Invariants:
 1. A write that was sent and not answered is not sent again: `Unknown`. What only reads is asked of another server.
@@ -34,6 +34,8 @@ from zdb.ttypes import DataType
 
 # Slots of the keys, and how many int keys that follow each other are of one.
 SLOTS, RANGE_KEYS = 16_384, 65_536
+# Of the instances that a ring calls.
+_PROTOCOL = "thriftbinary"
 # As the paper prints it there is a blank before the mark.
 _INSTANCE = re.compile(r"([^_ :/]{1,64})[_ :](\d+):([^\s/]+):(\d{1,5})")
 _ANSWER_SECONDS = 15.0
@@ -45,7 +47,7 @@ class Unknown(Exception):
 
 
 class Unreachable(Exception):
-    """No server of the chain was reached, and nothing was done."""
+    """No server was reached, and nothing was done."""
 
 
 @dataclass(frozen=True, order=True)
@@ -135,7 +137,7 @@ class Ring:
         strange = []
         for name in sorted(names):
             instance = Instance.parse(name)
-            if instance is None:
+            if instance is None or instance.protocol != _PROTOCOL:
                 strange.append(name)
             else:
                 servers.setdefault(instance.mark, []).append((instance.host, instance.port))
@@ -145,11 +147,14 @@ class Ring:
 
     def servers_of(self, key: str) -> list[tuple[str, int]]:
         """Where the key is, as it was registered last; empty while none is."""
+        return next(iter(self._from(key)), [])
+
+    def _from(self, key: str) -> list[list[tuple[str, int]]]:
+        """The servers of each mark, from the first behind the key on."""
         place = self._place(key)
         with self._lock:
-            if not self._marks:
-                return []
-            return self._servers[self._marks[bisect_right(self._marks, place) % len(self._marks)]]
+            at = bisect_right(self._marks, place) % max(len(self._marks), 1)
+            return [self._servers[mark] for mark in self._marks[at:] + self._marks[:at]]
 
     def _place(self, key: str) -> int:
         if not self._ints:
@@ -245,9 +250,11 @@ class Ring:
             self._changed.wait(0.2)
 
     def _order(self, key: str, turn: int) -> list[tuple[str, int]]:
-        servers = self.servers_of(key)
-        at = turn % len(servers) if servers else 0
-        return servers[at:] + servers[:at]
+        """All servers, those that have the key first."""
+        parts = self._from(key)
+        own = parts[0] if parts else []
+        at = turn % len(own) if own else 0
+        return list(dict.fromkeys(own[at:] + own[:at] + [server for part in parts[1:] for server in part]))
 
     def _alone_with(self, server: tuple[str, int]) -> threading.Lock:
         with self._lock:

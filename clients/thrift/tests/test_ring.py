@@ -107,6 +107,15 @@ def test_each_call_goes_to_the_chain_that_keeps_its_keys(chains: Chains):
         with pytest.raises(ValueError, match="'x7'"):
             ring.get("x7")
 
+        # What others have written there. The last looks like a server that has key 7, and is none.
+        strange = ["http_5:h:80", "nonsense", "thriftbinary_x:h:1"]
+        alike = f"thriftbinary_{RANGE_KEYS}:127.0.0.1:{free_port()}"
+        for name in [*strange, alike]:
+            ring._zookeeper.create(f"/data/zdb/{name}", b"")
+        chains.wait("they are seen", lambda: ring.servers_of("7") not in ([], at["a"]) and ring.strange == strange)
+        assert (ring.get("7"), ring.multi_get(["7", far])) == ("z", {"7": "z", far: "far"})
+        ring._zookeeper.delete(f"/data/zdb/{alike}")
+
         moved = chains.esker("ring", "move", "0-9", "--to", "b")
         assert moved.returncode == 0, moved.stderr
         assert (ring.get("7"), ring.get("8")) == ("z", "eight")
