@@ -553,6 +553,10 @@ impl Coordinator {
         Ok(Changes::new(self.session.clone(), [nodes.table(), nodes.in_step(), nodes.wishes()]))
     }
 
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
     pub(crate) async fn call(&self) -> Result<Call> {
         self.session.call().await
     }

@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub use location::{Location, LocationError};
 pub use manage::{Manager, Seen, SeenChain};
 pub use records::{LeaseRecord, Progress, Served, ServerRecord, TableStamp, WishesStamp};
-pub use registry::{Instance, InstanceError, Instances, check_service};
+pub use registry::{Instance, InstanceChanges, InstanceError, Instances, check_service};
 pub use session::Options;
 pub use sight::{Proposal, Sight, View};
 pub use slots::{ChainSlots, Due, SLOTS, Slots};

@@ -17,7 +17,7 @@ use zookeeper_client as zk;
 
 use crate::coordinator::Coordinator;
 use crate::error::{Error, Result};
-use crate::session::Call;
+use crate::session::{Call, Session};
 
 /// Longest protocol, in bytes.
 const PROTOCOL_BYTES_MAX: usize = 64;
@@ -40,6 +40,13 @@ pub struct Instance {
 #[error("{text:?} is no instance of a service: one looks like thriftbinary_10000000:10.0.0.1:9901")]
 pub struct InstanceError {
     text: String,
+}
+
+impl InstanceError {
+    /// What is none.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
 }
 
 impl fmt::Display for Instance {
@@ -81,6 +88,57 @@ pub struct Instances {
     pub strange: Vec<InstanceError>,
 }
 
+impl Instances {
+    /// What these names of nodes tell.
+    fn named(names: &[String]) -> Self {
+        let mut told = Self::default();
+        for name in names {
+            match name.parse() {
+                Ok(instance) => told.found.push(instance),
+                Err(error) => told.strange.push(error),
+            }
+        }
+        told.found.sort_unstable();
+        told.strange.sort_unstable_by(|one, other| one.text.cmp(&other.text));
+        told
+    }
+}
+
+/// Waits for changes of what stands below the node of a service.
+pub struct InstanceChanges {
+    session: Session,
+    service: String,
+    seen: Option<Instances>,
+}
+
+impl InstanceChanges {
+    /// What stands there, as soon as it is other than this last returned; the first time at once. It may wait for ever.
+    /// Dropping it while it waits loses nothing.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Unreachable`]; then what changed meanwhile is told later.
+    pub async fn next(&mut self) -> Result<Instances> {
+        loop {
+            let (call, service) = (self.session.call().await?, self.service.as_str());
+            let (names, watch) = match call.read(service, call.client.list_and_watch_children(service)).await? {
+                Ok((names, watch)) => (names, watch),
+                Err(_) => match call.read(service, call.client.check_and_watch_stat(service)).await? {
+                    Ok((None, watch)) => (Vec::new(), watch),
+                    // It was made between the two.
+                    _ => continue,
+                },
+            };
+            let now = Instances::named(&names);
+            if self.seen.as_ref() != Some(&now) {
+                self.seen = Some(now.clone());
+                return Ok(now);
+            }
+            // Also where the session has ended: it is looked again in the next.
+            watch.changed().await;
+        }
+    }
+}
+
 /// Refuses what cannot be the node of a service: a path from the root, not below `/zookeeper`.
 ///
 /// # Errors
@@ -104,14 +162,16 @@ impl Coordinator {
     pub async fn instances(&self, service: &str) -> Result<Instances> {
         check_service(service)?;
         let call = self.call().await?;
-        let (found, strange): (Vec<_>, Vec<_>) = children(&call, service)
-            .await?
-            .iter()
-            .map(|name| name.parse::<Instance>())
-            .partition(|parsed| parsed.is_ok());
-        let mut found: Vec<Instance> = found.into_iter().flatten().collect();
-        found.sort_unstable();
-        Ok(Instances { found, strange: strange.into_iter().filter_map(std::result::Result::err).collect() })
+        Ok(Instances::named(&children(&call, service).await?))
+    }
+
+    /// The changes of what stands below the node of a service.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where that can be no node.
+    pub fn instance_changes(&self, service: &str) -> Result<InstanceChanges> {
+        check_service(service)?;
+        Ok(InstanceChanges { session: self.session().clone(), service: service.to_owned(), seen: None })
     }
 
     /// Has these instances stand below the node of a service, for as long as the session lasts, and no others at their

@@ -68,3 +68,46 @@ async fn instances_stand_for_as_long_as_their_server() {
     assert_eq!(marks(found(&two).await), [200]);
     assert!(matches!(two.announce("data", &of_two, &none).await, Err(Error::Refused { .. })));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_what_stands_there_are_told() {
+    let mut zookeeper = ZooKeeper::start();
+    let (one, watching) = (zookeeper.hasty_coordinator().await, zookeeper.hasty_coordinator().await);
+    let mut changes = watching.instance_changes(SERVICE).unwrap();
+    let none = BTreeSet::new();
+    assert_eq!(changes.next().await.unwrap().found, [], "there is no such node");
+    let of_one = instances(&["thriftbinary_100:h1:9901"]);
+    let found = |told: &esker_cluster::Instances| told.found.iter().map(|instance| instance.mark).collect::<Vec<_>>();
+    // The node is made before what stands below it, and told apart from it or not.
+    let (told, ()) = tokio::join!(
+        async {
+            loop {
+                let told = changes.next().await.unwrap();
+                if !told.found.is_empty() {
+                    break told;
+                }
+            }
+        },
+        async { one.announce(SERVICE, &of_one, &none).await.unwrap() }
+    );
+    assert_eq!(found(&told), [100]);
+    // What changes while nothing waits is told by the next.
+    let later = instances(&["thriftbinary_150:h1:9901"]);
+    one.announce(SERVICE, &later, &of_one).await.unwrap();
+    write(&zookeeper, &format!("{SERVICE}/nonsense")).await;
+    let told = changes.next().await.unwrap();
+    assert_eq!((found(&told), told.strange[0].text()), (vec![150], "nonsense"));
+
+    // One that has forgotten all, which no session outlives.
+    zookeeper.lose();
+    zookeeper.resume();
+    let began = Instant::now();
+    let told = loop {
+        match changes.next().await {
+            Ok(told) => break told,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+    };
+    assert_eq!((found(&told), told.strange.len()), (vec![], 0));
+    assert!(matches!(watching.instance_changes("data"), Err(Error::Refused { .. })));
+}

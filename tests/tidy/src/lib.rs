@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders that hold no source of ours.
-const SKIPPED: &[&str] = &["target", ".git", "node_modules", "esker-data"];
+const SKIPPED: &[&str] = &["target", ".git", "node_modules", "esker-data", "generated"];
 
 /// The root of the checkout.
 pub fn root() -> PathBuf {
@@ -24,7 +24,7 @@ pub fn root() -> PathBuf {
 /// Every `.rs` file of the checkout, in name order.
 pub fn rust_files() -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for folder in ["crates", "tests", "fuzz", "benches"] {
+    for folder in ["crates", "clients", "tests", "fuzz", "benches"] {
         walk(&root().join(folder), &mut |path| {
             if path.extension().is_some_and(|extension| extension == "rs") {
                 files.push(path.to_path_buf());

@@ -69,6 +69,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-models", &["esker-chain"]),
     // The code of replicas and managers itself; what stands around it is simulated.
     ("esker-chain-sim", &["esker-chain", "esker-cluster"]),
+    // What it shares with servers: where a key belongs, and how the registry is read.
+    ("esker-ring", &["esker-cluster", "esker-kv"]),
     // A user of the library as any other, and of what a server publishes: the client of NBD, the `.proto` files.
     ("esker-histories", &["esker", "esker-server", "esker-wire"]),
     ("esker-tidy", &[]),

@@ -81,6 +81,14 @@ impl ZooKeeper {
         }
     }
 
+    /// Kills it, and takes all that it held.
+    pub fn lose(&mut self) {
+        self.kill();
+        let data = self.folder.path().join("data");
+        fs::remove_dir_all(&data).unwrap();
+        fs::create_dir(&data).unwrap();
+    }
+
     fn answers(&self) -> bool {
         let Ok(mut socket) = TcpStream::connect(("127.0.0.1", self.port)) else {
             return false;

@@ -40,8 +40,10 @@ import vn.zdb.EskerKeys;
  * <li>What others write into the registry is passed over, and told by {@link #strange}.
  * </ol>
  *
- * <p>All calls throw {@link TApplicationException} with what a server has refused, {@link UnreachableException} where
- * nothing was done because no server was reached, and {@link IllegalArgumentException} for a key that is none.
+ * <p>All calls throw {@link TApplicationException} with what a server has refused, or could not do; of an
+ * {@code INTERNAL_ERROR} the message says whether a write was done. They throw {@link UnreachableException} where
+ * nothing was done because no server was reached, {@link IllegalArgumentException} for a key that is none, and
+ * {@link IllegalStateException} once the ring is closed.
  */
 public final class Ring implements AutoCloseable {
     /** For how long a call looks for a server that it can reach, if nothing else is said. */
