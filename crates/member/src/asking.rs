@@ -7,7 +7,9 @@
 //!
 //! Invariants:
 //! 1. Each call ends in time.
-//! 2. That nothing was done is said only where the request did not reach what would do it.
+//! 2. Calls of one chain, which has a connection of its own to its head, take no places from those of another that has
+//!    its head at the same address.
+//! 3. That nothing was done is said only where the request did not reach what would do it.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -76,7 +78,8 @@ pub(crate) struct KeyCalls {
     tls: Option<TlsFiles>,
     /// It outlasts the terms whose clients ask; there is none before the first of them does.
     runtime: OnceLock<Runtime>,
-    open: Mutex<HashMap<String, KeysClient<Channel>>>,
+    /// By address and chain.
+    open: Mutex<HashMap<(String, String), KeysClient<Channel>>>,
 }
 
 impl KeyCalls {
@@ -102,20 +105,21 @@ impl KeyCalls {
         self.runtime.get().ok_or_else(|| std::io::ErrorKind::Other.into())
     }
 
-    async fn connection(&self, address: &str) -> Result<KeysClient<Channel>, Unanswered> {
-        if let Some(open) = self.open.lock().get(address) {
+    async fn connection(&self, of: &(String, String)) -> Result<KeysClient<Channel>, Unanswered> {
+        let address = &of.0;
+        if let Some(open) = self.open.lock().get(of) {
             return Ok(open.clone());
         }
         let not_asked = |why: String| Unanswered::NotAsked(format!("{address}: {why}"));
         let runtime = self.runtime().map_err(|error| not_asked(error.to_string()))?;
-        let (to, tls) = (address.to_owned(), self.tls.clone());
+        let (to, tls) = (address.clone(), self.tls.clone());
         let connecting = async move { tokio::time::timeout(CONNECT, esker_peers::connect(&to, tls.as_ref())).await };
         let connected = runtime.spawn(connecting).await.map_err(|error| not_asked(error.to_string()))?;
         let channel = connected.map_err(|_| not_asked("it does not answer".into()))?.map_err(not_asked)?;
         let client = KeysClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        self.open.lock().insert(address.to_owned(), client.clone());
+        self.open.lock().insert(of.clone(), client.clone());
         Ok(client)
     }
 
@@ -126,7 +130,8 @@ impl KeyCalls {
         chain: &str,
         request: AskKeysRequest,
     ) -> Result<AskKeysResponse, Unanswered> {
-        let mut client = self.connection(address).await?;
+        let of = (address.to_owned(), chain.to_owned());
+        let mut client = self.connection(&of).await?;
         let request = AskKeysRequest { chain: chain.to_owned(), cluster: self.cluster.clone(), ..request };
         let told = |why: &str| format!("the head of the chain {chain} ({address}): {why}");
         match tokio::time::timeout(ANSWER, client.ask_keys(request)).await {
@@ -137,7 +142,7 @@ impl KeyCalls {
             }
             Ok(Err(status)) => {
                 // The next call makes another, and so finds whether it can be reached.
-                self.open.lock().remove(address);
+                self.open.lock().remove(&of);
                 Err(Unanswered::Unknown(told(status.message())))
             }
             Err(_) => Err(Unanswered::Unknown(told(&format!("no answer within {} s", ANSWER.as_secs())))),
@@ -155,5 +160,76 @@ impl Drop for KeyCalls {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use esker_chain::ServerId;
+    use esker_peers::{Config, Peers};
+    use tokio::task::JoinSet;
+    use tonic::service::Routes;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Says its number, or nothing.
+    #[derive(Default)]
+    struct Says {
+        number: Option<i64>,
+        asked: AtomicUsize,
+    }
+
+    impl AnswersKeys for Says {
+        fn answer(&self, _: AskKeysRequest) -> Answering {
+            let number = self.number;
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                match number {
+                    Some(number) => AskKeysResponse { number, ..AskKeysResponse::default() },
+                    None => std::future::pending().await,
+                }
+            })
+        }
+    }
+
+    #[test]
+    fn a_chain_that_does_not_answer_takes_no_places_from_another_at_the_same_address() {
+        // As many as one connection has places for, and some.
+        const PLACES: usize = 256;
+        let desk: Arc<Desk<dyn AnswersKeys>> = Desk::new("c");
+        let says = Arc::new(Says::default());
+        desk.set("silent", Some(Arc::clone(&says) as _));
+        desk.set("other", Some(Arc::new(Says { number: Some(7), ..Says::default() })));
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let (cluster, me) = ("c".to_owned(), ServerId(1));
+        let config = Config { cluster, me, listen, tls: None, copy_bytes_per_s: 0, waiting_bytes_max: 1 << 20 };
+        let peers = Peers::bind_beside(config, Routes::default().add_service(service(&desk))).unwrap();
+        let (address, calls) = (peers.address().to_string(), KeyCalls::new("c", None));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut silent = JoinSet::new();
+            // The first makes the connection.
+            for count in [1, PLACES] {
+                while silent.len() < if count == 1 { 1 } else { count + 50 } {
+                    let (calls, address) = (Arc::clone(&calls), address.clone());
+                    silent.spawn(async move { calls.ask(&address, "silent", AskKeysRequest::default()).await });
+                }
+                let asked = async {
+                    while says.asked.load(Ordering::SeqCst) < count {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                };
+                tokio::time::timeout(PATIENCE, asked).await.unwrap();
+            }
+            let asked = calls.ask(&address, "other", AskKeysRequest::default());
+            let answer = tokio::time::timeout(PATIENCE, asked).await;
+            assert_eq!(answer.unwrap().unwrap().number, 7);
+        });
+        peers.stop();
     }
 }

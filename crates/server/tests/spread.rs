@@ -113,7 +113,8 @@ impl Both {
             let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs, says, places });
             let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
             let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
-            let config = Config { listen, namespace: "users".into(), kind, memory_bytes_max, ..Config::default() };
+            let (namespace, message_seconds) = ("users".into(), 10);
+            let config = Config { listen, namespace, kind, memory_bytes_max, message_seconds, ..Config::default() };
             // Another one, with locks of its own, that is not to count.
             let kv = Kv::open(Arc::new(MemoryStore::new()), Arc::new(SystemClock)).unwrap();
             let server = Server::bind(config, kv, Some(sharing)).unwrap();

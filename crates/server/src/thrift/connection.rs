@@ -26,7 +26,7 @@ use super::counts::ThriftCounts;
 use super::decode::{Decoded, Decoder, Message};
 use super::encode::{Exception, ExceptionKind, Given, encode};
 use super::guest::Guest;
-use super::memory::{Held, MessageMemory, ThriftMemory};
+use super::memory::{HeldMemory, MessageMemory, ThriftMemory};
 use super::service::KeyService;
 use super::shape::{MessageKind, Shape};
 use super::shares::Shares;
@@ -288,7 +288,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         let (encoded, held) = match answer {
             // What was read is let go, with its memory, before what it was made into is sent.
             Ok((given, _read, held)) => (encode(shape, &method, sequence, &Ok(given)), held),
-            Err(exception) => (encode(shape, &method, sequence, &Err(exception)), Held::new()),
+            Err(exception) => (encode(shape, &method, sequence, &Err(exception)), HeldMemory::new()),
         };
         self.write(encoded).await?;
         drop(held);
@@ -301,7 +301,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         procedure: Option<Procedure>,
         message: &Message,
         bytes: &bytes::Bytes,
-    ) -> Result<(Given, Held), Exception> {
+    ) -> Result<(Given, HeldMemory), Exception> {
         let common = &self.common;
         let service = Arc::clone(&common.service);
         let procedure = procedure.ok_or_else(|| {
@@ -317,10 +317,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
     }
 
     /// Memory for a long answer, beside that of what was read for it.
-    fn hold(&self, answer: Result<(Given, Held), Exception>) -> Result<(Given, Held, Held), Exception> {
+    fn hold(
+        &self,
+        answer: Result<(Given, HeldMemory), Exception>,
+    ) -> Result<(Given, HeldMemory, HeldMemory), Exception> {
         let (given, read) = answer?;
         let bytes = given.payload_bytes();
-        let held = if bytes <= OWN_BYTES { Held::new() } else { vec![self.common.memory.to_answer(bytes)?] };
+        let held = if bytes <= OWN_BYTES { HeldMemory::new() } else { vec![self.common.memory.to_answer(bytes)?] };
         Ok((given, read, held))
     }
 

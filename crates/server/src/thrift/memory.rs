@@ -43,13 +43,13 @@ pub(super) struct ThriftMemory {
 }
 
 /// Memory that is held.
-pub(super) type Held = Vec<OwnedSemaphorePermit>;
+pub(super) type HeldMemory = Vec<OwnedSemaphorePermit>;
 
 /// Memory that a message holds.
 #[derive(Default)]
 pub(super) struct MessageMemory {
     bytes: usize,
-    permits: Held,
+    permits: HeldMemory,
     is_whole: bool,
 }
 
@@ -81,9 +81,9 @@ impl ThriftMemory {
     ///
     /// # Errors
     /// It is not in time.
-    pub(super) async fn to_read(&self, bytes: usize, patience: Duration) -> Result<Held, Exception> {
+    pub(super) async fn to_read(&self, bytes: usize, patience: Duration) -> Result<HeldMemory, Exception> {
         if bytes == 0 {
-            return Ok(Held::new());
+            return Ok(HeldMemory::new());
         }
         let acquired = Arc::clone(&self.reading).acquire_many_owned(units(bytes));
         match timeout(patience, acquired).await {

@@ -28,7 +28,7 @@ use super::carried;
 use super::counts::ThriftCounts;
 use super::encode::{Exception, Given};
 use super::kept::{Kept, KeptPage, UNKNOWN};
-use super::memory::{ANSWER_BYTES_MAX, Held, MessageMemory, ThriftMemory};
+use super::memory::{ANSWER_BYTES_MAX, HeldMemory, MessageMemory, ThriftMemory};
 use super::ring::{AskError, Keepers, Sharing, Sight};
 use super::service::{KeyService, PAGE_BYTES, too_large};
 use super::shares::{Shares, Whose};
@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// Of calls that are answered with a number.
-const NOTHING_FOUND: Room = Room { bytes: 0, several: true, in_turn: false };
+const NOTHING_FOUND: PartRoom = PartRoom { bytes: 0, several: true, in_turn: false };
 
 /// A chain; `None`: that of this server.
 type Chain = Option<Arc<str>>;
@@ -58,12 +58,12 @@ pub(super) struct Means {
 
 impl Means {
     /// Memory for what a call may read here.
-    async fn to_read(&self, asked: &Asked) -> Result<Held, Exception> {
+    async fn to_read(&self, asked: &Asked) -> Result<HeldMemory, Exception> {
         self.memory.to_read(asked.read_bytes_max(), self.patience).await
     }
 
     /// Does what goes to no other chain.
-    async fn alone(&self, asked: Asked) -> Result<(Given, Held), Exception> {
+    async fn alone(&self, asked: Asked) -> Result<(Given, HeldMemory), Exception> {
         let held = self.to_read(&asked).await?;
         Ok((self.service.run_alone(asked).await?, held))
     }
@@ -75,14 +75,14 @@ pub(super) async fn run(
     means: Means,
     asked: Asked,
     message: (usize, &mut MessageMemory),
-) -> Result<(Given, Held), Exception> {
+) -> Result<(Given, HeldMemory), Exception> {
     let Some(sharing) = means.service.sharing().cloned() else { return means.alone(asked).await };
     let spread = Spread { means, sharing, until: Instant::now() + PATIENCE };
     match asked {
         Asked::Mode | Asked::IterateInserted { .. } => spread.means.alone(asked).await,
         Asked::Iterate { after, limit } => spread.page(after, limit).await,
-        Asked::Count => spread.count().await.map(|given| (given, Held::new())),
-        Asked::SetMode(_) => spread.set_mode(asked).await.map(|given| (given, Held::new())),
+        Asked::Count => spread.count().await.map(|given| (given, HeldMemory::new())),
+        Asked::SetMode(_) => spread.set_mode(asked).await.map(|given| (given, HeldMemory::new())),
         asked => spread.keyed(asked, message).await,
     }
 }
@@ -97,7 +97,7 @@ struct Spread {
 
 /// What a part of a call came to.
 enum Part {
-    Done(Given, Held),
+    Done(Given, HeldMemory),
     /// Nothing was done, and why, as far as it is known.
     Again(String),
     /// What it has found is more than it may answer.
@@ -109,7 +109,7 @@ enum Part {
 
 /// How much parts of a call may find.
 #[derive(Clone, Copy)]
-struct Room {
+struct PartRoom {
     bytes: usize,
     /// They are several, or will be: what is found waits for others.
     several: bool,
@@ -152,7 +152,7 @@ impl Spread {
     }
 
     /// Does a part of a call, or has another chain do it.
-    async fn part(&self, chain: Chain, asked: &Asked, room: Room) -> Part {
+    async fn part(&self, chain: Chain, asked: &Asked, room: PartRoom) -> Part {
         let done = match chain {
             None => return self.own_part(asked, room).await,
             Some(chain) => match self.ask(&chain, asked, room.bytes).await {
@@ -167,11 +167,11 @@ impl Spread {
                 Err(exception) => Err(exception),
             },
         };
-        part_of(asked, done, Held::new())
+        part_of(asked, done, HeldMemory::new())
     }
 
     /// A part that is done here, once there is memory for what it reads.
-    async fn own_part(&self, asked: &Asked, room: Room) -> Part {
+    async fn own_part(&self, asked: &Asked, room: PartRoom) -> Part {
         let held = match self.means.to_read(asked).await {
             Ok(held) => held,
             Err(exception) => return Part::Failed(exception),
@@ -183,7 +183,7 @@ impl Spread {
         // It is kept in the memory that the call has for all of them.
         match done {
             Ok(Kept::Done(given)) if given.payload_bytes() > room.bytes => Part::Large,
-            done => part_of(asked, done, Held::new()),
+            done => part_of(asked, done, HeldMemory::new()),
         }
     }
 
@@ -209,11 +209,11 @@ impl Spread {
         &self,
         asked: Asked,
         (message_bytes, message): (usize, &mut MessageMemory),
-    ) -> Result<(Given, Held), Exception> {
+    ) -> Result<(Given, HeldMemory), Exception> {
         let (mut left, mut done) = (vec![asked.clone()], Vec::new());
         let (mut several, mut in_turn) = (false, false);
         // What its message has, which is not counted as one that comes any more, and what is found.
-        let (mut kept, mut held) = (Held::new(), Held::new());
+        let (mut kept, mut held) = (HeldMemory::new(), HeldMemory::new());
         let mut held_for = None;
         loop {
             let keepers = self.keepers().await.map_err(|exception| told_of(&asked, several, exception))?;
@@ -241,7 +241,7 @@ impl Spread {
             let (mut why, mut failed, mut too_much) = (String::new(), None, false);
             let bytes = if bytes > 0 { bytes } else { ANSWER_BYTES_MAX };
             let bytes = bytes.saturating_sub(done.iter().map(Given::payload_bytes).sum());
-            for (part, answer) in self.parts(parts, Room { bytes, several, in_turn }).await {
+            for (part, answer) in self.parts(parts, PartRoom { bytes, several, in_turn }).await {
                 match answer {
                     Part::Done(given, read) => {
                         done.push(given);
@@ -277,13 +277,13 @@ impl Spread {
     }
 
     /// All parts, with what they came to.
-    async fn parts(&self, parts: Vec<(Chain, Asked)>, room: Room) -> Vec<(Asked, Part)> {
+    async fn parts(&self, parts: Vec<(Chain, Asked)>, room: PartRoom) -> Vec<(Asked, Part)> {
         if room.in_turn { self.in_turn(parts, room).await } else { self.all(parts, room).await }
     }
 
     /// All at once.
-    async fn all(&self, mut parts: Vec<(Chain, Asked)>, room: Room) -> Vec<(Asked, Part)> {
-        let share = Room { bytes: room.bytes / parts.len().max(1), ..room };
+    async fn all(&self, mut parts: Vec<(Chain, Asked)>, room: PartRoom) -> Vec<(Asked, Part)> {
+        let share = PartRoom { bytes: room.bytes / parts.len().max(1), ..room };
         if parts.len() == 1
             && let Some((chain, part)) = parts.pop()
         {
@@ -302,7 +302,7 @@ impl Spread {
     }
 
     /// One part after the other.
-    async fn in_turn(&self, parts: Vec<(Chain, Asked)>, mut room: Room) -> Vec<(Asked, Part)> {
+    async fn in_turn(&self, parts: Vec<(Chain, Asked)>, mut room: PartRoom) -> Vec<(Asked, Part)> {
         let mut all = Vec::with_capacity(parts.len());
         for (chain, asked) in parts {
             let part = self.part(chain, &asked, room).await;
@@ -375,7 +375,7 @@ impl Spread {
     }
 
     /// A page in the order of keys.
-    async fn page(&self, after: Option<OwnedKey>, limit: usize) -> Result<(Given, Held), Exception> {
+    async fn page(&self, after: Option<OwnedKey>, limit: usize) -> Result<(Given, HeldMemory), Exception> {
         let mut whole = None;
         loop {
             let chains = self.chains().await?;
@@ -389,7 +389,7 @@ impl Spread {
                 let (own, after) = (self.clone(), after.clone());
                 under_way.spawn(async move { own.page_of(chain, after, limit, several).await });
             }
-            let (mut pages, mut why, mut held) = (Vec::new(), String::new(), Held::new());
+            let (mut pages, mut why, mut held) = (Vec::new(), String::new(), HeldMemory::new());
             for page in under_way.join_all().await {
                 match page? {
                     Ok((page, read)) => {
@@ -417,22 +417,22 @@ impl Spread {
         after: Option<OwnedKey>,
         limit: usize,
         several: bool,
-    ) -> Result<Result<(KeptPage, Held), String>, Exception> {
+    ) -> Result<Result<(KeptPage, HeldMemory), String>, Exception> {
         let asked = Asked::Iterate { after: after.clone(), limit };
         let Some(chain) = chain else {
             let held = self.means.to_read(&asked).await?;
             let page = self.means.service.page_kept(after, limit, self.until).await?;
-            return Ok(Ok((page, if several { Held::new() } else { held })));
+            return Ok(Ok((page, if several { HeldMemory::new() } else { held })));
         };
         match self.ask(&chain, &asked, ANSWER_BYTES_MAX).await? {
-            Ok(response) => Ok(Ok((carried::page_given(response, self.means.service.kind())?, Held::new()))),
+            Ok(response) => Ok(Ok((carried::page_given(response, self.means.service.kind())?, HeldMemory::new()))),
             Err(AskError::NotAsked(why) | AskError::Unknown(why)) => Ok(Err(why)),
         }
     }
 }
 
 /// What was done of a part, with memory for what it has read.
-fn part_of(asked: &Asked, done: Result<Kept<Given>, Exception>, held: Held) -> Part {
+fn part_of(asked: &Asked, done: Result<Kept<Given>, Exception>, held: HeldMemory) -> Part {
     match done {
         Err(exception) if exception.is_unknown && asked.writes() => Part::Unknown(exception),
         Ok(Kept::Done(given)) => Part::Done(given, held),
