@@ -26,6 +26,9 @@ pub(super) const WIDTH_MIN: usize = 2;
 const TAIL_MASK: u64 = (1 << LOC_TAIL_BITS) - 1;
 const FLAG_MASK: u64 = (1 << LOC_FLAG_BITS) - 1;
 const OFFSET_MASK: u64 = u64::MAX >> LOC_TAIL_BITS;
+/// A frame has no more offsets than this, whatever its width: that of its base is the one before its first, so that no
+/// item is zero, and offsets wrap round.
+const OFFSETS_MAX: u64 = OFFSET_MASK;
 /// A frame is moved without being widened when the page's places take no more than this part of what it reaches.
 /// With a quarter of the rest below them and three above, all of them have to change before it is moved so again.
 const MOVED_SHARE: u64 = 8;
@@ -143,10 +146,11 @@ impl Frame {
         tail(raw).wrapping_sub(tail(self.base)).rotate_right(u32::from(self.shift)) >> self.bits == 0
     }
 
-    /// A frame for `reach` that allows `tails` and reaches `reached` offsets, which are enough: a quarter of those that
-    /// are over lies below, since most places that come are later in the log.
+    /// A frame for `reach` that allows `tails` and reaches `reached` offsets, of which there are enough with
+    /// [`OFFSETS_MAX`] of them too: a quarter of those that are over lies below, since most places that come are later
+    /// in the log.
     fn around(reach: &Reach, tails: Tails, reached: u64) -> Self {
-        let below = ((reached - reach.offsets()) / 4).min(reach.low);
+        let below = ((reached.min(OFFSETS_MAX) - reach.offsets()) / 4).min(reach.low);
         let before = reach.low.wrapping_sub(1 + below);
         Self { base: before << LOC_TAIL_BITS | tails.low, bits: tails.bits, shift: tails.shift }
     }
@@ -156,7 +160,7 @@ impl Frame {
         let tails = reach.tails;
         (WIDTH_MIN..WIDTH_MAX)
             .map(|width| (width, reached(width, tails.bits)))
-            .find(|(_, reached)| reach.offsets() <= reached - reached / 8 * free)
+            .find(|(_, reached)| reach.offsets() <= (reached - reached / 8 * free).min(OFFSETS_MAX))
             .map_or((WIDTH_MAX, Self::WHOLE), |(width, reached)| (width, Self::around(reach, tails, reached)))
     }
 
@@ -170,7 +174,7 @@ impl Frame {
             .map(|wider| (wider, reached(wider, tails.bits)))
             .find(|(wider, reached)| {
                 let share = if *wider == width && has_tail { MOVED_SHARE } else { 1 };
-                reach.offsets() <= reached / share
+                reach.offsets() <= (reached / share).min(OFFSETS_MAX)
             })
             .map_or((WIDTH_MAX, Self::WHOLE), |(wider, reached)| (wider, Self::around(reach, tails, reached)))
     }

@@ -8,6 +8,9 @@ use super::super::frame::WIDTH_MAX;
 use super::*;
 use crate::format::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, Loc, SPAN_BYTES_MAX};
 
+/// The offset of the last place, in units.
+const UNIT_MAX: u64 = (1 << 44) - 1;
+
 /// Where places of a page come from.
 #[derive(Clone, Copy, Debug)]
 enum Places {
@@ -245,8 +248,33 @@ fn a_page_gets_narrow_again_with_the_first_change_after_a_checkpoint() {
 
 fn any_raw() -> impl Strategy<Value = u64> {
     let offset = (0..44_u32, any::<u64>()).prop_map(|(bits, offset)| offset >> 20 >> bits);
+    // The first and last units of a device are as near to each other as any where offsets wrap round.
+    let offset = prop_oneof![4 => offset, 1 => 0..4_u64, 1 => UNIT_MAX - 3..=UNIT_MAX];
     let span = (1..=16_u32, any::<u16>()).prop_map(|(bits, span)| u64::from((span >> (16 - bits)).max(1)));
-    (offset, span, 0..=u64::from(LOC_FLAGS_MAX)).prop_map(|(offset, span, flags)| offset << 20 | span << 4 | flags)
+    let tail = (span, 0..=u64::from(LOC_FLAGS_MAX)).prop_map(|(span, flags)| span << 4 | flags);
+    // Often of one tail, which takes no bits.
+    (offset, prop_oneof![1 => tail, 3 => Just(1 << 4)]).prop_map(|(offset, tail)| offset << 20 | tail)
+}
+
+/// A page of a checkpoint may have any places. Those at both ends of the largest device made a frame whose base was the
+/// last of them, for which there was no item then.
+#[test]
+fn the_last_place_of_all_is_on_a_page_with_any_other() {
+    let raw = |unit: u64| unit << 20 | 1 << 4;
+    for low in [0, 1, 2, 7, 1 << 20, UNIT_MAX / 2, UNIT_MAX - 1, UNIT_MAX] {
+        let raws: Raws = std::array::from_fn(|place| raw([low, UNIT_MAX][usize::from(place == 99)]));
+        let page = Packed::of(&raws);
+        assert_eq!(page.raws(), raws, "{low}");
+        assert_eq!(page.width() == WIDTH_MAX, low == 0, "{low}: {} bytes", page.width());
+        // Also where it comes last, or first.
+        for (first, last) in [(raw(low), raw(UNIT_MAX)), (raw(UNIT_MAX), raw(low))] {
+            let mut page = Packed::of(&[first; PAGE_SLOTS]);
+            page.set(7, last);
+            assert_eq!((page.get(7), page.get(8)), (last, first), "{low}");
+            page.set_first(8, last);
+            assert_eq!((page.get(7), page.get(8), page.get(9)), (last, last, first), "{low}");
+        }
+    }
 }
 
 fn has(frame: Frame, width: usize, raw: u64) -> bool {
