@@ -32,10 +32,9 @@ use crate::index::PageId;
 use crate::objects::{Objects, Spaces};
 use crate::reader::Reader;
 use crate::segments::{GENERATION_LOST, Segments, Usage};
+use crate::spaces::{INLINE_BYTES_MAX, INLINE_SLOT_BYTES};
 use crate::superblocks::Superblocks;
 
-/// A space whose entries take no more than this stays in its object's head, in bytes; less where segments are small.
-const INLINE_BYTES_MAX: u64 = 1024;
 /// Heads in one part of the table.
 pub const TABLE_PART: u64 = 4096;
 
@@ -434,7 +433,7 @@ fn held(usage: &Usage) -> SegmentEntry {
 fn inline(space: Space, spaces: &Spaces, max: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     match space {
-        Space::Slots if spaces.slots.len() * 16 <= max => {
+        Space::Slots if spaces.slots.len() * INLINE_SLOT_BYTES <= max => {
             for entry in spaces.slots.scan(0..u64::MAX, false) {
                 entry.map(|(slot, loc)| push_slot(&mut bytes, slot, loc)).ok()?;
             }

@@ -11,7 +11,11 @@ use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, clone_range_words, eac
 use crate::index::{Dropped, Extent, Extents, Loc, Missing, PageId, Slots, Tree};
 use crate::segments::Segments;
 
-/// A space of fewer bytes of checkpoint has one page at most, which checkpoints may not write as such.
+/// A space whose entries take no more than this stays in its object's head, in bytes; less where segments are small.
+pub const INLINE_BYTES_MAX: u64 = 1024;
+/// What a slot takes there, in bytes.
+pub const INLINE_SLOT_BYTES: u64 = 16;
+/// A tree of fewer bytes has one page at most, which checkpoints may not write as such.
 const SMALL_BYTES: usize = 2048;
 
 /// What a page that is not in memory counts as, in bytes.
@@ -125,15 +129,24 @@ impl Spaces {
     /// beside the object's name are left out.
     #[inline]
     pub fn page_bytes(&self) -> usize {
-        // A page of slots may be packed into less than what small spaces have.
-        let slots = if self.slots.stored_bytes() < SMALL_BYTES { 0 } else { self.slots.page_bytes() };
+        let slots = if self.has_few_slots() { 0 } else { self.slots.page_bytes() };
         slots + self.large_trees_bytes()
     }
 
-    /// Bytes that the same pages take in a checkpoint, about.
+    /// Bytes that the index pages which are in memory take in a checkpoint, about, those of slots at most; a space of
+    /// one small page is left out.
     #[inline]
     pub fn stored_bytes(&self) -> usize {
-        large(self.slots.stored_bytes()) + self.large_trees_bytes()
+        // Where segments are small each of the pages may be written: scattered slots have as many.
+        let is_small = self.slots.page_count() <= 1 && self.has_few_slots();
+        let slots = if is_small { 0 } else { self.slots.stored_bytes() };
+        slots + self.large_trees_bytes()
+    }
+
+    /// So few that they may stay in the object's head.
+    #[inline]
+    fn has_few_slots(&self) -> bool {
+        self.slots.len() * INLINE_SLOT_BYTES <= INLINE_BYTES_MAX
     }
 
     #[inline]

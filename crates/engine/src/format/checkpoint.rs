@@ -162,6 +162,11 @@ pub fn push_extent(bytes: &mut Vec<u8>, offset: u64, loc: Loc, len: u32, skip: u
     bytes.extend_from_slice(&skip.to_le_bytes());
 }
 
+/// Bytes of a page with so many filled slots.
+pub fn slot_page_bytes(slots: usize) -> usize {
+    (slots * SPARSE_BYTES).min(DENSE_BYTES)
+}
+
 /// The filled slots of page `number`, in order: an array if that is shorter than a list.
 pub fn encode_slot_page(slots: impl Iterator<Item = (u64, Loc)>) -> Vec<u8> {
     let mut list = Vec::with_capacity(DENSE_BYTES);

@@ -24,7 +24,7 @@ mod superblock;
 
 pub use checkpoint::{
     Head, PAGE_SLOTS, PARTS, PageList, Role, Root, SegmentEntry, Space, decode_slot_page, each_extent, each_omap,
-    each_place, each_slot, encode_slot_page, push_extent, push_omap, push_slot,
+    each_place, each_slot, encode_slot_page, push_extent, push_omap, push_slot, slot_page_bytes,
 };
 pub use compressed::{
     COMPRESSED_HEADER_BYTES, Codec, Compressed, RAW_BYTES_MAX, UNIT_BYTES_MAX, UNIT_BYTES_MIN, compress_payload,

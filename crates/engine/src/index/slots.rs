@@ -127,12 +127,19 @@ impl Slots {
         self.page_bytes
     }
 
-    /// Bytes that the pages which are in memory take in a checkpoint, at most. More than in memory, where they are
-    /// packed.
+    /// Bytes that the pages which are in memory take in a checkpoint, at most, each as an operation of its own and in
+    /// the list of them. More than in memory, where they are packed.
     #[inline]
     #[must_use]
     pub fn stored_bytes(&self) -> usize {
         self.stored_bytes
+    }
+
+    /// Number of pages with a filled slot.
+    #[inline]
+    #[must_use]
+    pub fn page_count(&self) -> u64 {
+        self.pages
     }
 
     /// Number of pages that are not in memory.

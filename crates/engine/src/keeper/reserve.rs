@@ -258,26 +258,64 @@ mod tests {
 
     use crate::{Engine, FormatOptions, Options};
 
+    /// A store of int keys, each with a value of 4 bytes: `objects` of them with `keys` keys, each so far from the one
+    /// before it.
+    fn filled(segment_bytes: u64, objects: u64, keys: u64, apart: u64) -> Engine {
+        let device = Arc::new(MemoryDevice::new(256 << 20));
+        Engine::format(&*device, &FormatOptions { segment_bytes, uuid: [9; 16] }).unwrap();
+        let options = Options { commit_thread: false, ..Options::default() };
+        let engine = Engine::open(device as Arc<dyn Device>, options).unwrap();
+        let collection = Collection::from("c");
+        engine.submit(Transaction::new().create_collection(&collection)).wait().unwrap();
+        for number in 0..objects {
+            let object = ObjectId::new(collection.clone(), format!("ints{number}"));
+            for first in (0..keys).step_by(1_000) {
+                let mut txn = Transaction::new();
+                (first..keys.min(first + 1_000)).for_each(|key| {
+                    txn.push(&object, Change::SlotSet { index: key * apart, value: "four".into() });
+                });
+                engine.submit(txn).wait().unwrap();
+            }
+        }
+        engine
+    }
+
+    /// Writes the first checkpoint; its bytes, for which there was room.
+    fn checked(engine: &Engine, segment_bytes: u64) -> u64 {
+        let kept = engine.keeper.as_ref().unwrap().checkpoint_segments();
+        engine.checkpoint().unwrap();
+        let written = engine.stats().checkpoint_bytes;
+        assert!(kept * segment_bytes >= written, "room for {kept} segments is kept, {written} bytes were written");
+        written
+    }
+
     /// Pages of slots take less in memory than in a checkpoint, which is what there has to be room for.
     #[test]
     fn a_checkpoint_of_packed_pages_takes_no_more_segments_than_are_kept_for_it() {
-        let device = Arc::new(MemoryDevice::new(256 << 20));
-        Engine::format(&*device, &FormatOptions { segment_bytes: 256 << 10, uuid: [9; 16] }).unwrap();
-        let options = Options { commit_thread: false, ..Options::default() };
-        let engine = Engine::open(device as Arc<dyn Device>, options).unwrap();
-        let object = ObjectId::new(Collection::from("c"), "ints");
-        engine.submit(Transaction::new().create_collection(object.collection())).wait().unwrap();
-        for first in (0..200_000).step_by(1_000) {
-            let mut txn = Transaction::new();
-            (first..first + 1_000).for_each(|index| txn.push(&object, Change::SlotSet { index, value: "four".into() }));
-            engine.submit(txn).wait().unwrap();
-        }
-        let kept = engine.keeper.as_ref().unwrap().checkpoint_segments();
+        const SEGMENT: u64 = 256 << 10;
+        let engine = filled(SEGMENT, 1, 200_000, 1);
         let stats = engine.stats();
         assert!((2.0..2.5).contains(&stats.slot_index_bytes_per_key()), "{stats:?}");
-        engine.checkpoint().unwrap();
-        let written = engine.stats().checkpoint_bytes;
+        let written = checked(&engine, SEGMENT);
         assert!(written >= 200_000 * 8, "{written} bytes");
-        assert!(kept * (256 << 10) >= written, "room for {kept} segments is kept, {written} bytes were written");
+    }
+
+    /// Scattered keys have a page each, with a header and a line in the list of pages, that take more than their slots.
+    /// Counted as slots they had a quarter of the room that they need, and none in objects of less than 128.
+    #[test]
+    fn a_checkpoint_of_scattered_slots_takes_no_more_segments_than_are_kept_for_it() {
+        for (segment_bytes, objects, keys, apart) in [
+            (256 << 10, 1, 30_000, 1_000),
+            (256 << 10, 1, 30_000, 100),
+            (256 << 10, 300, 100, 1_000),
+            (1 << 20, 300, 65, 1_000),
+            // Of segments so small heads hold 8 slots each.
+            (64 << 10, 300, 64, 1_000),
+        ] {
+            println!("{objects} objects of {keys} keys, {apart} apart, in segments of {segment_bytes} bytes");
+            let engine = filled(segment_bytes, objects, keys, apart);
+            let written = checked(&engine, segment_bytes);
+            assert!(written >= objects * keys * 16, "{written} bytes");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::packed::{Packed, Raws};
 use super::sparse::Sparse;
-use crate::format::{Loc, PAGE_SLOTS, Space};
+use crate::format::{Loc, PAGE_SLOTS, Space, operation_bytes, slot_page_bytes};
 use crate::index::{Missing, Used};
 
 pub(super) const PAGE_BITS: u32 = PAGE_SLOTS.trailing_zeros();
@@ -23,11 +23,19 @@ pub(super) enum Body {
     Cold(Loc),
 }
 
+/// What the number of a page and its place take in the list of pages that a checkpoint has of an object.
+const LISTED_BYTES: usize = 16;
+
+/// What a page with so many slots takes in a checkpoint, its place in the list included.
+fn stored_bytes(slots: usize) -> usize {
+    if slots == 0 { 0 } else { operation_bytes(0, slot_page_bytes(slots)) as usize + LISTED_BYTES }
+}
+
 /// What a page takes. Nothing when it is not in memory.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Shape {
     pub heap_bytes: usize,
-    /// In a checkpoint, at most: packed pages stand there unpacked.
+    /// In a checkpoint, at most: packed pages stand there unpacked, and each page with a header of its own.
     pub stored_bytes: usize,
     /// Bytes of an item of a dense page, 0 for others.
     pub width: usize,
@@ -188,11 +196,12 @@ impl Page {
         match &self.body {
             Body::Dense(packed) => {
                 let (heap_bytes, width) = (packed.heap_bytes(), packed.width());
-                Shape { heap_bytes, stored_bytes: PAGE_SLOTS * size_of::<Loc>(), width }
+                // Filling a slot of it does not change its shape.
+                Shape { heap_bytes, stored_bytes: stored_bytes(PAGE_SLOTS), width }
             }
             Body::Sparse(list) => {
                 let heap_bytes = list.heap_bytes();
-                Shape { heap_bytes, stored_bytes: heap_bytes, width: 0 }
+                Shape { heap_bytes, stored_bytes: stored_bytes(usize::from(self.count)), width: 0 }
             }
             Body::Cold(_) => Shape::default(),
         }
