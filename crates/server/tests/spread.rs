@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,12 +39,18 @@ struct Other {
     says: Mutex<Option<AskKeysResponse>>,
     /// As between two servers, calls have a number of places.
     places: Arc<Semaphore>,
+    /// Of the next looks at the chains, the lowest bit first, those that see none.
+    unseen: AtomicU64,
 }
 
 const PLACES: usize = 4;
 
 impl Ring for Other {
     fn sight(&self) -> Sight {
+        let next = |unseen: u64| (unseen > 0).then_some(unseen >> 1);
+        if self.unseen.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).unwrap_or(0) & 1 == 1 {
+            return Sight::Unknown;
+        }
         let (own, records) = (self.known.own, self.known.records.load());
         let mut keepers: Vec<Keeper> = Vec::new();
         for slot in 0..SLOTS as u16 {
@@ -108,9 +114,9 @@ impl Both {
         let (mut addresses, mut rings, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for own in 0..2 {
             let known = Arc::clone(&two.known[own]);
-            let (unreached, lost, hangs, says) = Default::default();
-            let places = Arc::new(Semaphore::new(PLACES));
-            let ring = Arc::new(Other { known, handles: Arc::clone(&handles), unreached, lost, hangs, says, places });
+            let (unreached, lost, hangs, says, unseen) = Default::default();
+            let (places, others) = (Arc::new(Semaphore::new(PLACES)), Arc::clone(&handles));
+            let ring = Arc::new(Other { known, handles: others, unreached, lost, hangs, says, places, unseen });
             let sharing = Sharing { moving: two.moving(own), ring: Arc::clone(&ring) as Arc<dyn Ring> };
             let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
             let (namespace, message_seconds) = ("users".into(), 10);
@@ -450,6 +456,23 @@ fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
     let (kind, answer) = a.call("multiGet", &list(&keys));
     assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{:?}", &answer[..answer.len().min(200)]);
     assert_eq!(a.get(&keys[5]).len(), LEN);
+}
+
+/// A page was refused as of slots that go where the chains were not seen between two looks.
+#[test]
+fn a_page_is_read_anew_where_the_chains_are_not_seen_for_a_moment() {
+    const LOOKS: u32 = 10;
+    let both = Both::start(Kind::Int);
+    let (mut a, slots) = (both.client(0), [(0, 1), (2, 1)]);
+    let keys: Vec<String> = (0..4).map(|slot: u64| (slot * RANGE).to_string()).collect();
+    keys.iter().for_each(|key| a.put(key, b"v"));
+    both.two.go(0, &slots);
+    for one in 0..LOOKS {
+        for other in one..LOOKS {
+            both.rings[0].unseen.store(1 << one | 1 << other, Ordering::SeqCst);
+            assert_eq!(all_keys(&mut a, 100), keys, "looks {one} and {other}");
+        }
+    }
 }
 
 #[test]

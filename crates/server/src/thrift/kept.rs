@@ -116,15 +116,15 @@ impl KeyService {
         until: Instant,
     ) -> Result<KeptPage, Exception> {
         let whole = vec![(0, (SLOTS - 1) as u16)];
-        let told = |stopped| match stopped {
-            Stopped::Told(exception) => exception,
-            Stopped::Gone => lasts(None),
-        };
         let Some(sharing) = self.sharing() else {
-            let (pairs, last) = self.scan(after, limit).await.map_err(told)?;
+            let (pairs, last) = self.scan(after, limit).await.map_err(|stopped| match stopped {
+                Stopped::Told(exception) => exception,
+                Stopped::Gone => lasts(None),
+            })?;
             return Ok(KeptPage { pairs, last, spans: whole });
         };
-        for _ in 0..PAGE_ATTEMPTS {
+        let mut attempts = 0;
+        while attempts < PAGE_ATTEMPTS {
             if !are_here(sharing, &[], true, until).await? {
                 if Instant::now() >= until {
                     return Ok(KeptPage { pairs: Vec::new(), last: None, spans: Vec::new() });
@@ -132,13 +132,23 @@ impl KeyService {
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
+            attempts += 1;
             let before = (sharing.moving.gate().generation(), sharing.ring.sight());
-            let (mut pairs, last) = self.scan(after.clone(), limit).await.map_err(told)?;
+            let (mut pairs, last) = match self.scan(after.clone(), limit).await {
+                Ok(found) => found,
+                Err(Stopped::Told(exception)) => return Err(exception),
+                // Since it was looked, the chains are not seen any more: that is waited for as before.
+                Err(Stopped::Gone) => continue,
+            };
             let gate = sharing.moving.gate();
             if gate.is_closed() || before != (gate.generation(), sharing.ring.sight()) {
                 continue;
             }
-            let Sight::Shared(keepers) = before.1 else { return Ok(KeptPage { pairs, last, spans: whole }) };
+            let keepers = match before.1 {
+                Sight::Shared(keepers) => keepers,
+                Sight::Alone => return Ok(KeptPage { pairs, last, spans: whole }),
+                Sight::Unknown => continue,
+            };
             // What was left of an attempt to move it here, or is to be removed, is not this chain's.
             pairs.retain(|(key, _)| keepers.of(key.as_key().slot()).is_none());
             return Ok(KeptPage { pairs, last, spans: keepers.own().map(|own| (own.first, own.last)).collect() });
