@@ -243,6 +243,31 @@ fn replicas_answer_readers_who_ask_for_it_and_write_nothing() {
     assert_eq!(replica.reply().unwrap(), b"$1\r\nv\r\n");
 }
 
+/// What a move has left at a chain that shares no slots, since the move was given up, was read at its replicas.
+#[test]
+fn replicas_of_a_chain_beside_others_answer_for_no_slot_that_was_to_come() {
+    let moment = Moment(Arc::default());
+    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+    let three = Three::start_reading(&config(), &clock, Some(&moment));
+    for (index, known) in three.known.iter().enumerate() {
+        let view = ClusterView::new(2, &id(index), three.nodes.clone(), vec![range(0, 16_383, Some(0))]).unwrap();
+        known.0.store(Arc::new(view.among_others()));
+    }
+    three.client(0).check("MSET foo 1 bar 2", "+OK\r\n");
+    let mut replica = three.client(1);
+    replica.check("READONLY", "+OK\r\n");
+    replica.check("MGET foo bar", "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
+    // The record of slot 12182: it is coming, in epoch 1, from the chain b.
+    let kv = Kv::open(Arc::clone(&three.servers[0].store) as Arc<dyn ObjectStore>, Arc::new(SystemClock)).unwrap();
+    let server = kv.namespace("server", Kind::Bytes).unwrap();
+    let record = [b"slot/".as_slice(), &12_182_u16.to_be_bytes()].concat();
+    server.put(&record[..], b"\x03\x01\0\0\0\0\0\0\0b".to_vec()).wait().unwrap();
+    replica.check("GET foo", &three.moved(12_182, 0));
+    replica.check("GET bar", "$1\r\n2\r\n");
+    server.remove(&record[..]).wait().unwrap();
+    replica.check("GET foo", "$1\r\n1\r\n");
+}
+
 #[test]
 fn a_transaction_with_a_key_of_another_node_is_aborted() {
     let three = Three::start(&config());

@@ -205,6 +205,82 @@ fn the_next_head_goes_on_from_what_was_closed() {
     }
 }
 
+/// `ring stop` left a chain with records of slots that were coming: it served what had come of them as its own, and of
+/// what its clients then put the next plan removed what was in these slots as left over.
+#[test]
+fn a_plan_that_is_stopped_takes_no_key_from_the_clients_of_a_chain_that_was_to_join() {
+    const DOWN: &str = "-CLUSTERDOWN The cluster is down\r\n";
+    for takes_over in [false, true] {
+        let mut two = Two::start();
+        two.client(0).check("MSET foo 1 bar 2 hello 3", "+OK\r\n");
+        two.client(0).check("HSET {foo}hash f v", ":1\r\n");
+        let called = two.begin(0, &[(BAR, 1), (FOO, 1)]);
+        let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+        two.put(0, called, &closed);
+        assert_eq!(two.moving(1).give_up().unwrap(), 0, "a plan stands");
+        two.known[1].share(false);
+        if takes_over {
+            two.fail_over(1);
+        }
+        // Nothing is answered, or taken, while anything is left.
+        let mut b = two.client(1);
+        for command in ["GET foo", "SET foo own", "SET hello own", "DBSIZE", "FLUSHALL"] {
+            b.check(command, DOWN);
+        }
+        assert_eq!(two.moving(1).give_up().unwrap(), 2);
+        // What was under way takes nothing any more.
+        assert!(matches!(two.moving(1).put(called, false, &[]), Err(MoveError::NoMove(_))));
+        assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
+        assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+        two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
+        two.client(0).check("MGET foo bar hello", "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n");
+        b.check("DBSIZE", ":0\r\n");
+        if takes_over {
+            two.fail_over(1);
+            b = two.client(1);
+        }
+        assert!(two.moving(1).records().is_empty());
+        b.check("MSET foo own hello own", "+OK\r\n");
+        assert_eq!(two.moving(1).give_up().unwrap(), 0);
+
+        // The next plan takes none of that, and its chain has it again when that is stopped too.
+        two.known[1].share(true);
+        let error = two.moving(1).begin(7, ("a", ""), &[(FOO, 1)]).unwrap_err();
+        assert!(matches!(error, MoveError::HasKeys(2)), "{error}");
+        two.known[1].share(false);
+        b.check("MGET foo hello {foo}hash", "*3\r\n$3\r\nown\r\n$3\r\nown\r\n$-1\r\n");
+        b.check("DEL foo hello", ":2\r\n");
+        two.known[1].share(true);
+        two.go(0, &[(FOO, 1)]);
+        two.client(1).check("GET foo", "$1\r\n1\r\n");
+        two.known[1].share(false);
+        assert_eq!(two.moving(1).give_up().unwrap(), 0, "what it keeps is its own, whatever the coordinator says");
+        two.client(1).check("SET hello own", DOWN);
+    }
+}
+
+#[test]
+fn keys_that_no_move_has_left_are_not_removed_by_one_that_begins_again() {
+    let two = Two::start();
+    two.client(0).check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1), (BAR, 1)]);
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    two.put(0, called, &closed);
+    let kv = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
+    let database = kv.namespace("db0", esker_kv::Kind::Bytes).unwrap();
+    database.put("hello", "own").wait().unwrap();
+    for slot in [FOO, HELLO] {
+        let error = two.moving(1).begin(7, ("a", ""), &[(slot, 1)]).unwrap_err();
+        assert!(matches!(error, MoveError::HasKeys(1)), "{slot}: {error}");
+        assert!(database.get("hello").wait().unwrap().is_some());
+    }
+    database.remove("hello").wait().unwrap();
+    two.moving(0).reopen(closed.slots(), "b").unwrap();
+    two.client(0).check("DEL foo", ":1\r\n");
+    two.go(0, &[(FOO, 1), (HELLO, 1)]);
+    two.client(1).check("DBSIZE", ":0\r\n");
+}
+
 #[test]
 fn a_head_that_took_over_takes_nothing_that_was_begun_before() {
     let mut two = Two::start();

@@ -52,6 +52,9 @@ impl Ring for Other {
             return Sight::Unknown;
         }
         let (own, records) = (self.known.own, self.known.records.load());
+        if !self.known.shares.load(Ordering::SeqCst) {
+            return if records.is_empty() { Sight::Alone } else { Sight::Unknown };
+        }
         let mut keepers: Vec<Keeper> = Vec::new();
         for slot in 0..SLOTS as u16 {
             let of = kept(own, slot, &records).0;
@@ -456,6 +459,33 @@ fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
     let (kind, answer) = a.call("multiGet", &list(&keys));
     assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{:?}", &answer[..answer.len().min(200)]);
     assert_eq!(a.get(&keys[5]).len(), LEN);
+}
+
+/// What a stopped plan had left was served as the chain's own, and by the next plan what its clients had put was removed.
+#[test]
+fn a_chain_whose_move_was_given_up_serves_what_its_clients_put_and_nothing_else() {
+    let both = Both::start(Kind::Int);
+    both.client(0).put("1", b"left");
+    let called = both.two.begin(0, &[(0, 1)]);
+    let closed = both.two.moving(0).close(&[(0, 1)], "b").unwrap();
+    both.two.put(0, called, &closed);
+    both.two.known[1].share(false);
+    // It waits until there is nothing left of it.
+    let mut b = both.client(1);
+    b.send("get", &text(1, b"1"));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(both.two.moving(1).give_up().unwrap(), 1);
+    let (kind, answer) = b.answer();
+    assert!(kind == REPLY && !contains(&answer, "left"), "{answer:?}");
+    b.put("2", b"own");
+    both.two.known[1].share(true);
+    let serves = both.two.moving(1).thrift();
+    let error = both.two.moving(1).begin(7, ("a", &serves), &[(0, 1)]).unwrap_err();
+    assert!(error.to_string().contains("holds 1 keys"), "{error}");
+    both.two.known[1].share(false);
+    assert_eq!((b.get("1"), b.get("2")), (b"missing".to_vec(), b"own".to_vec()));
+    both.two.moving(0).reopen(closed.slots(), "b").unwrap();
+    assert_eq!(both.client(0).get("1"), b"left");
 }
 
 /// A page was refused as of slots that go where the chains were not seen between two looks.

@@ -108,6 +108,8 @@ pub struct ClusterView {
     heads_all: bool,
     /// Several chains share the slots, or may.
     is_shared: bool,
+    /// There are other chains.
+    has_others: bool,
 }
 
 /// Where a command with keys is run.
@@ -163,7 +165,16 @@ impl ClusterView {
             }
         }
         let led: u64 = ranges.iter().filter(|range| range.head == Some(me)).map(SlotRange::slots).sum();
-        Ok(Self { epoch, me, nodes, ranges, heads_any: led > 0, heads_all: led == SLOTS, is_shared: false })
+        Ok(Self {
+            epoch,
+            me,
+            nodes,
+            ranges,
+            heads_any: led > 0,
+            heads_all: led == SLOTS,
+            is_shared: false,
+            has_others: false,
+        })
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -198,12 +209,23 @@ impl ClusterView {
     /// The same, of a chain that shares the slots with others, or may: slots come and go.
     #[must_use]
     pub fn sharing(self) -> Self {
-        Self { is_shared: true, ..self }
+        Self { is_shared: true, has_others: true, ..self }
+    }
+
+    /// The same, of a chain that shares no slots, beside others: some may be about to come, or to have come.
+    #[must_use]
+    pub fn among_others(self) -> Self {
+        Self { has_others: true, ..self }
     }
 
     /// Whether slots are shared with other chains, or may be.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared
+    }
+
+    /// Whether slots may have come that the view does not know of, or may have left something.
+    pub(crate) fn has_others(&self) -> bool {
+        self.has_others
     }
 
     /// In which epoch a slot is where it is.

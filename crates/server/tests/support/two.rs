@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use esker_kv::{Kind, SLOTS, SystemClock};
@@ -18,6 +18,8 @@ use super::{Client, Running, config};
 pub struct Known {
     pub own: usize,
     ports: ArcSwap<[u16; 2]>,
+    /// Not: what the first chain keeps is not the concern of this one, which is by itself.
+    pub shares: AtomicBool,
     pub records: ArcSwap<SlotRecords>,
     pub view: ArcSwap<ClusterView>,
 }
@@ -36,11 +38,11 @@ pub fn kept(own: usize, slot: u16, records: &SlotRecords) -> (usize, u64) {
 impl Known {
     fn new(own: usize) -> Self {
         let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
-        let view = ArcSwap::from_pointee(Self::made(own, [1, 1], &SlotRecords::new()));
-        Self { own, ports, records, view }
+        let view = ArcSwap::from_pointee(Self::made(own, [1, 1], true, &SlotRecords::new()));
+        Self { own, ports, shares: AtomicBool::new(true), records, view }
     }
 
-    fn made(own: usize, ports: [u16; 2], records: &SlotRecords) -> ClusterView {
+    fn made(own: usize, ports: [u16; 2], shares: bool, records: &SlotRecords) -> ClusterView {
         let node = |index: usize| ClusterNode {
             id: format!("{:040x}", 0xa0 + index),
             host: "127.0.0.1".into(),
@@ -48,6 +50,11 @@ impl Known {
             tls_port: None,
             is_up: true,
         };
+        if !shares {
+            let alone = SlotRange { first: 0, last: SLOTS as u16 - 1, head: Some(own), replicas: Vec::new(), epoch: 0 };
+            let ranges = if records.is_empty() { vec![alone] } else { Vec::new() };
+            return ClusterView::new(1, &node(own).id, vec![node(0), node(1)], ranges).unwrap().among_others();
+        }
         let range = |slot: u16| {
             let (head, epoch) = kept(own, slot, records);
             SlotRange { first: slot, last: slot, head: Some(head), replicas: Vec::new(), epoch }
@@ -57,7 +64,14 @@ impl Known {
     }
 
     fn make(&self) {
-        self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), &self.records.load())));
+        let shares = self.shares.load(Ordering::SeqCst);
+        self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), shares, &self.records.load())));
+    }
+
+    /// It is seen to share the slots, or not to.
+    pub fn share(&self, shares: bool) {
+        self.shares.store(shares, Ordering::SeqCst);
+        self.make();
     }
 }
 
@@ -110,8 +124,9 @@ impl Two {
 
     /// Another head takes over, with what the chain holds.
     pub fn fail_over(&mut self, index: usize) {
-        let (before, _) = (self.servers.remove(index), self.known.remove(index));
+        let (before, told) = (self.servers.remove(index), self.known.remove(index));
         let (after, known) = server(index, before.stop(), self.thrift.clone());
+        known.share(told.shares.load(Ordering::SeqCst));
         self.servers.insert(index, after);
         self.known.insert(index, known);
         self.meet();

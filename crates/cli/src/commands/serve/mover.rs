@@ -4,6 +4,7 @@
 //! plan → slots of the own chain that another is to keep → gathered → begun at the other chain's head
 //!      → a few at a time: closed → their keys put there → taken → given → the coordinator is told → …
 //! what was left closed → the other chain: did it take them? → given, or opened again
+//! what was to come, and does not any more → removed
 //! ```
 //!
 //! Invariants:
@@ -160,6 +161,11 @@ impl Mover {
         // A chain that does not answer keeps no other from going on.
         let left = self.moving.left_closed().into_iter().map(|(to, slots)| self.settle(slots, to, None).map(drop));
         let settled: Result<(), Stuck> = left.collect::<Vec<_>>().into_iter().collect();
+        let given_up = self.moving.give_up()?;
+        if given_up > 0 {
+            let chain = self.chain.as_str();
+            tracing::info!(chain, slots = given_up, "slots that were to come do not: what they left is removed");
+        }
         let Some(slots) = self.host.seen().and_then(|seen| seen.slots.clone()) else { return settled };
         self.publish(&slots)?;
         let records = self.moving.records();

@@ -198,14 +198,14 @@ fn kept<'k>(slots: &'k Slots, records: &'k SlotRecords, name: &'k str) -> Vec<(u
     parts
 }
 
-/// Who keeps which slots, as it is known. `chain`: that of this server, which may share them with others.
+/// Who keeps which slots, as it is known. `chain`: that of this server, which may share them with others. Where it does
+/// not, and something is recorded of slots, that is not known: what the coordinator was asked for last is of a time
+/// before some came here, or went; or they were to come, do not any more, and have left keys here.
 fn sight(chain: Option<&str>, known: &Known) -> Sight {
     let Some(name) = chain else { return Sight::Alone };
     let Some(seen) = known.seen.as_deref().filter(|seen| seen.chains.contains_key(name)) else { return Sight::Unknown };
     let Some(slots) = seen.slots.as_ref().filter(|slots| slots.are_shared_by(name)) else {
-        // What the coordinator was asked for last is of a time before some of them came here, or went.
-        let shares = known.records.values().any(|record| record.state != SlotState::Coming);
-        return if shares { Sight::Unknown } else { Sight::Alone };
+        return if known.records.is_empty() { Sight::Alone } else { Sight::Unknown };
     };
     let mut keepers: Vec<Keeper> = Vec::new();
     for (first, last, keeper, _) in kept(slots, &known.records, name) {
@@ -256,8 +256,9 @@ fn made((me, own): (ServerId, &str), chain: Option<&str>, known: &Known) -> Resu
             };
             ranges.push(SlotRange { first, last, head, replicas, epoch: since });
         }
-    } else if chain.is_none() || seen.is_some_and(|seen| seen.chains.contains_key(name)) {
-        // Slots are read after the tables, and made with them: what was seen with this chain knows of its share.
+    } else if chain.is_none() || known.records.is_empty() && seen.is_some_and(|seen| seen.chains.contains_key(name)) {
+        // Slots are read after the tables, and made with them: what was seen with this chain knows of its share. What
+        // is recorded nevertheless makes it unknown, as in [`sight`].
         ranges.push(SlotRange { first: 0, last: SLOTS - 1, head, replicas, epoch: 0 });
     }
     let own_id = id(name, me);
@@ -265,7 +266,12 @@ fn made((me, own): (ServerId, &str), chain: Option<&str>, known: &Known) -> Resu
         nodes.0.extend(node(own_id.clone(), own, true));
     }
     let view = ClusterView::new(epoch, &own_id, nodes.0, ranges)?;
-    Ok(if shared.is_some() { view.sharing() } else { view })
+    let others = seen.is_some_and(|seen| seen.chains.len() > 1);
+    Ok(match shared {
+        Some(_) => view.sharing(),
+        None if others => view.among_others(),
+        None => view,
+    })
 }
 
 impl Cluster for Nodes {
@@ -399,6 +405,10 @@ mod tests {
         assert_eq!(sight(Some("a"), &known(Some(seen(Some("a"), None)))), Sight::Unknown);
         let alone = Known { records: Arc::default(), ..known(Some(seen(Some("a"), None))) };
         assert_eq!(sight(Some("a"), &alone), Sight::Alone);
+        // They were to come, and do not any more: what they have left is not removed yet.
+        let coming = SlotRecords::from([(8_192, record(SlotState::Coming))]);
+        let given_up = Known { records: Arc::new(coming), ..known(Some(seen(Some("a"), None))) };
+        assert_eq!(sight(Some("a"), &given_up), Sight::Unknown);
         assert_eq!(sight(Some("a"), &known(Some(seen(None, None)))), Sight::Unknown);
         assert_eq!((sight(Some("a"), &known(None)), sight(None, &known(None))), (Sight::Unknown, Sight::Alone));
     }
@@ -428,6 +438,15 @@ mod tests {
         for before in [None, Some(Seen::default()), Some(seen(None, None))] {
             let text = told(Some("a"), &view([1, 2], true), before.as_ref());
             assert!(text.contains("ranges: []"), "{text}");
+        }
+        // Nor as long as anything is recorded of slots that it is not seen to share.
+        for state in [SlotState::Coming, SlotState::Here, SlotState::Gone] {
+            let record = SlotRecord { state, epoch: 1, chain: "b".into() };
+            for slots in [None, Slots::even(&["b"])] {
+                let records = [(7, record.clone())].into();
+                let view = view_of(Some("a"), &view([1, 2], true), Some(&seen(Some("a"), slots)), records);
+                assert!(format!("{view:?}").contains("ranges: []"), "{state:?}: {view:?}");
+            }
         }
         let apart = seen(Some("c"), Slots::even(&["b"]));
         for (chain, seen) in [(None, None), (Some("a"), Some(seen(Some("a"), None))), (Some("c"), Some(apart))] {

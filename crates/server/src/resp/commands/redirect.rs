@@ -67,7 +67,7 @@ pub(crate) fn still_here(call: &mut Call<'_>, command: &Command) -> Outcome {
 
 /// At a replica that has read keys: nothing but what was left of their slots may have been there. Its head knows more.
 fn has_not_gone(call: &mut Call<'_>, command: &Command, view: &ClusterView) -> Outcome {
-    if command.keys.0 == 0 || !view.is_shared() {
+    if command.keys.0 == 0 || !view.has_others() {
         return Ok(());
     }
     let to_head = |call: &Call<'_>| refuse(call, &view.route(command.keys_of(call.args)));
@@ -95,7 +95,7 @@ fn has_not_gone(call: &mut Call<'_>, command: &Command, view: &ClusterView) -> O
 /// Whether what a command has begun to read has to be here before it is known to count.
 pub(crate) fn reads_then_looks(call: &Call<'_>) -> bool {
     let shared = call.shared;
-    shared.config.reading.is_some() && shared.config.cluster.as_ref().is_some_and(|cluster| cluster.view().is_shared())
+    shared.config.reading.is_some() && shared.config.cluster.as_ref().is_some_and(|cluster| cluster.view().has_others())
 }
 
 /// Whether a replica answers it: it only reads, outside MULTI, which has to see one moment, and of a client that asked

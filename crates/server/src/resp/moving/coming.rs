@@ -1,8 +1,11 @@
-//! The chain that slots come to: what is left there of them is removed, keys are put, the slots are taken.
+//! The chain that slots come to: what is left there of them is removed, keys are put, the slots are taken; or it is
+//! given up, and what is left of them is removed then.
 //!
 //! Invariants:
 //! 1. Steps of moves are taken one at a time.
-//! 2. A move that is forgotten, by a question or with its head, takes no slot any more.
+//! 2. A move that is forgotten, by a question, with its head, or because it was given up, takes no slot any more.
+//! 3. As long as anything is recorded of slots, a chain that shares none answers for no key: what stands in slots that
+//!    are coming, if none has come, is left of moves, and of no client of its own.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +18,7 @@ use crate::resp::config::DATABASES;
 use crate::resp::keyspace::{Database, Head};
 use crate::resp::moving::arrivals::Arrival;
 use crate::resp::moving::gate::{Located, Space};
-use crate::resp::moving::records::{self, SlotEpoch, SlotState};
+use crate::resp::moving::records::{self, SlotEpoch, SlotRecords, SlotState};
 use crate::resp::moving::spaces::Spaces;
 use crate::resp::moving::{MoveError, Moving};
 
@@ -30,7 +33,8 @@ const REMOVE_KEYS: usize = 512;
 
 impl Moving {
     /// These slots will come from the chain `from`, which serves this namespace by Thrift ([`Moving::thrift`]), each in
-    /// this epoch: removes what is left of them here. Goes through all keys once.
+    /// this epoch: removes what is left of them here. Goes through all keys once. A chain that has had no slot yet is
+    /// refused as long as it has keys that were not left by moves.
     ///
     /// # Errors
     /// [`MoveError::Kept`], [`MoveError::HasKeys`], [`MoveError::Thrift`], [`MoveError::Unserved`]; the store's.
@@ -60,14 +64,70 @@ impl Moving {
         }
         // What was begun before for one of them is over.
         self.0.coming.begun.lock().retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
-        let shares = view.as_ref().is_some_and(|view| view.heads_any()) || !records.is_empty();
-        let (mut left, mut others) = (Vec::new(), 0);
+        let has_had_any = records.values().any(|record| record.state != SlotState::Coming);
+        let shares = has_had_any || view.as_ref().is_some_and(|view| view.heads_any());
+        let mut others = 0;
         // Writers that had not heard yet that the slots are shared.
         self.fence();
+        self.remove_left(&mut |slot| {
+            // Until it has had a slot all its keys are of clients of its own, but for those of slots that are coming.
+            let is_own = !shares && !records.contains_key(&slot);
+            others += u64::from(is_own);
+            !is_own && wanted.contains_key(&slot)
+        })?;
+        if others > 0 {
+            return Err(MoveError::HasKeys(others));
+        }
+        let next = self.noted(slots, SlotState::Coming, from);
+        // Known before any is written: what is kept of one that fails half-way is not to be met by the next head alone.
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
+        for part in slots.chunks(RECORDS) {
+            self.keep(part.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
+        }
+        let clears = self.0.keyspace.gate.clears();
+        self.0.coming.begun.lock().insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
+        Ok(())
+    }
+
+    /// Where the chain shares no slots, and some were to come until that was given up before any had: removes what is
+    /// left of them here, and then what is recorded of them, after which the chain answers for its keys by itself. How
+    /// many slots these were; what it has removed is durable when this returns. Goes through all keys if there are any.
+    ///
+    /// # Errors
+    /// [`MoveError::Over`] where the server stops; the store's. Then the chain goes on to answer for no key.
+    pub fn give_up(&self) -> Result<usize> {
+        let are_given_up = |records: &SlotRecords| {
+            let is_shared = self.0.config.cluster.as_ref().is_none_or(|cluster| cluster.view().is_shared());
+            !is_shared && !records.is_empty() && records.values().all(|record| record.state == SlotState::Coming)
+        };
+        if !are_given_up(&self.records()) {
+            return Ok(0);
+        }
+        let _alone = self.0.coming.beginning.lock();
+        let slots = {
+            // Puts and takes hold it until they are done.
+            let mut begun = self.0.coming.begun.lock();
+            let records = self.records();
+            if !are_given_up(&records) {
+                return Ok(0);
+            }
+            begun.clear();
+            records
+        };
+        self.remove_left(&mut |slot| slots.contains_key(&slot))?;
+        let numbers: Vec<u16> = slots.keys().copied().collect();
+        for part in numbers.chunks(RECORDS) {
+            self.keep(part.iter().map(|slot| (*slot, None)), Durability::Always)?;
+        }
+        self.change(numbers.iter().map(|slot| (*slot, None)));
+        Ok(numbers.len())
+    }
+
+    /// Removes the keys of slots of which `is_left` says so. Goes through all keys.
+    fn remove_left(&self, is_left: &mut dyn FnMut(u16) -> bool) -> Result<()> {
+        let mut left = Vec::new();
         Spaces::of(&self.0.keyspace)?.each_key(&|| !self.is_over(), &mut |space, slot, key| {
-            // Until it shares slots all its keys are of clients of its own.
-            others += u64::from(!shares);
-            if shares && wanted.contains_key(&slot) {
+            if is_left(slot) {
                 left.push((space, Bytes::copy_from_slice(key)));
             }
             if left.len() >= REMOVE_KEYS {
@@ -75,18 +135,7 @@ impl Moving {
             }
             Ok(())
         })?;
-        if others > 0 {
-            return Err(MoveError::HasKeys(others));
-        }
-        self.remove(&left)?;
-        let next = self.noted(slots, SlotState::Coming, from);
-        for part in slots.chunks(RECORDS) {
-            self.keep(part.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
-        }
-        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
-        let clears = self.0.keyspace.gate.clears();
-        self.0.coming.begun.lock().insert(called, Arrival { from: from.to_owned(), slots: wanted, clears });
-        Ok(())
+        self.remove(&left)
     }
 
     fn remove(&self, keys: &[Located]) -> Result<()> {

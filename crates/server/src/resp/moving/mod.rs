@@ -7,6 +7,7 @@
 //! read: keys with their values                              →   put
 //!                                                           →   take: they are here, in the next epoch
 //! give: keys are removed, the slots are gone; commands are run anew, and redirected
+//! the plan is stopped before any has come                   →   give up: what is left of them is removed
 //! ```
 //!
 //! Both write down how it stands ([`SlotRecord`]), in the same transactions that change the keys: a head that takes
