@@ -177,6 +177,66 @@ fn what_cannot_be_is_refused_and_a_plan_is_stopped() {
     assert_eq!(client.ask(&["SET", "foo", "1"], Instant::now() + PATIENCE).as_deref(), Some("+OK"));
 }
 
+/// The chain kept records of slots that were coming: it served what had come as its own, and the next plan removed what
+/// its clients had put since, as left over.
+#[test]
+fn a_chain_that_was_to_join_is_by_itself_again_once_nothing_is_left_of_a_stopped_plan() {
+    const VALUES: usize = 48;
+    const VALUE_BYTES: usize = 512 << 10;
+    let mut servers = Servers::of_chains(2, &["a"]);
+    let folder = servers.folder.path().to_owned();
+    servers.done(&["spread", "main=1"]);
+    servers.done(&["--chain", "a", "init", "--servers", "2"]);
+    servers.serve_in("main", &[1]);
+    servers.serve_in("a", &[2]);
+    let own = servers.further["a"][&2];
+    let mut client = Roaming::new(vec![servers.addresses()[0]]);
+    let until = || Instant::now() + PATIENCE;
+    let value = "v".repeat(VALUE_BYTES);
+    for number in 0..VALUES {
+        assert_eq!(client.ask(&["SET", &format!("{{foo}}{number}"), &value], until()).as_deref(), Some("+OK"));
+    }
+    let log = || std::fs::read_to_string(folder.join("log2")).unwrap();
+    let ask = |words: &[&str]| Client::connect(own).unwrap().call(words).unwrap();
+    // The chain that gives is gone before its slot has been taken, and with it what would go on with the plan. It may
+    // have been gone before anything had come.
+    for attempt in 1.. {
+        let mut moving = command(&folder).args(["ring", "move", "12182", "--to", "a"]).spawn().unwrap();
+        soon("the move has begun", || log().matches("slots are to come").count() == attempt);
+        std::thread::sleep(Duration::from_millis(20));
+        servers.kill(1);
+        moving.kill().unwrap();
+        moving.wait().unwrap();
+        ring_json(&folder, &["stop"]);
+        soon("the other chain serves by itself", || {
+            let left = ask(&["STRLEN", "{foo}0"]);
+            assert!(!left.starts_with(':') || left == ":0", "{left}");
+            ask(&["SET", "{foo}own", "1"]) == "+OK"
+        });
+        if log().contains("what they left is removed") {
+            break;
+        }
+        assert!(attempt < 10, "nothing comes: {}", log());
+        assert_eq!(ask(&["DEL", "{foo}own"]), ":1");
+        servers.start(1);
+        servers.serve_in("main", &[1]);
+    }
+    assert_eq!(ask(&["DBSIZE"]), ":1");
+
+    servers.start(1);
+    servers.serve_in("main", &[1]);
+    let output = ring(&folder, &["move", "12182", "--to", "a", "--patience", "3s"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let why = std::fs::read_to_string(folder.join("log1")).unwrap();
+    assert!(why.contains("holds 1 keys"), "{why}");
+    ring_json(&folder, &["stop"]);
+    soon("its key is there", || ask(&["STRLEN", "{foo}own"]) == ":1");
+    for number in 0..VALUES {
+        let len = client.ask(&["STRLEN", &format!("{{foo}}{number}")], until());
+        assert_eq!(len, Some(format!(":{VALUE_BYTES}")), "{number}");
+    }
+}
+
 /// A client of Thrift's service, at whichever address takes it.
 struct ByThrift {
     addresses: Vec<SocketAddr>,

@@ -281,6 +281,27 @@ fn keys_that_no_move_has_left_are_not_removed_by_one_that_begins_again() {
     two.client(1).check("DBSIZE", ":0\r\n");
 }
 
+/// Where a plan was stopped while its move began, what a client put before the records were made was left over by them.
+#[test]
+fn a_move_that_begins_as_its_plan_is_stopped_takes_no_key_from_clients() {
+    let two = Two::start();
+    let (mut b, mut rng, mut both) = (two.client(1), fastrand::Rng::with_seed(7), [0, 0]);
+    for round in 0..500 {
+        two.known[1].share(true);
+        let moving = two.moving(1);
+        let begins = std::thread::spawn(move || moving.begin(round, ("a", ""), &[(FOO, 1)]));
+        std::thread::sleep(Duration::from_micros(rng.u64(0..400)));
+        two.known[1].share(false);
+        let written = b.run("SET foo own") == "+OK\r\n";
+        let begun = begins.join().unwrap().is_ok();
+        two.moving(1).give_up().unwrap();
+        b.check("GET foo", if written { "$3\r\nown\r\n" } else { "$-1\r\n" });
+        b.run("DEL foo");
+        both[usize::from(begun)] += 1;
+    }
+    println!("{both:?} did not begin, and did");
+}
+
 #[test]
 fn a_head_that_took_over_takes_nothing_that_was_begun_before() {
     let mut two = Two::start();

@@ -11,6 +11,7 @@ use esker_server::resp::{
     Closed, Cluster, ClusterNode, ClusterView, Config, Moving, NoEngineInfo, SlotEpoch, SlotRange, SlotRecords,
     SlotState,
 };
+use parking_lot::Mutex;
 
 use super::{Client, Running, config};
 
@@ -20,6 +21,7 @@ pub struct Known {
     ports: ArcSwap<[u16; 2]>,
     /// Not: what the first chain keeps is not the concern of this one, which is by itself.
     pub shares: AtomicBool,
+    making: Mutex<()>,
     pub records: ArcSwap<SlotRecords>,
     pub view: ArcSwap<ClusterView>,
 }
@@ -39,7 +41,7 @@ impl Known {
     fn new(own: usize) -> Self {
         let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
         let view = ArcSwap::from_pointee(Self::made(own, [1, 1], true, &SlotRecords::new()));
-        Self { own, ports, shares: AtomicBool::new(true), records, view }
+        Self { own, ports, shares: AtomicBool::new(true), making: Mutex::default(), records, view }
     }
 
     fn made(own: usize, ports: [u16; 2], shares: bool, records: &SlotRecords) -> ClusterView {
@@ -64,6 +66,8 @@ impl Known {
     }
 
     fn make(&self) {
+        // No view of what was known before comes after one of what is known by then.
+        let _alone = self.making.lock();
         let shares = self.shares.load(Ordering::SeqCst);
         self.view.store(Arc::new(Self::made(self.own, **self.ports.load(), shares, &self.records.load())));
     }

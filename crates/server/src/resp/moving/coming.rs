@@ -66,21 +66,25 @@ impl Moving {
         self.0.coming.begun.lock().retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
         let has_had_any = records.values().any(|record| record.state != SlotState::Coming);
         let shares = has_had_any || view.as_ref().is_some_and(|view| view.heads_any());
+        // From now on the chain takes no key of its own clients, though the plan is stopped meanwhile: what is in these
+        // slots then was there before, or is left of moves.
+        let next = self.noted(slots, SlotState::Coming, from);
+        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
         let mut others = 0;
         // Writers that had not heard yet that the slots are shared.
         self.fence();
-        self.remove_left(&mut |slot| {
+        let removed = self.remove_left(&mut |slot| {
             // Until it has had a slot all its keys are of clients of its own, but for those of slots that are coming.
             let is_own = !shares && !records.contains_key(&slot);
             others += u64::from(is_own);
             !is_own && wanted.contains_key(&slot)
-        })?;
-        if others > 0 {
-            return Err(MoveError::HasKeys(others));
+        });
+        let refused = if others > 0 { Err(MoveError::HasKeys(others)) } else { removed };
+        if let Err(error) = refused {
+            self.change(slots.iter().map(|(slot, _)| (*slot, records.get(slot))));
+            return Err(error);
         }
-        let next = self.noted(slots, SlotState::Coming, from);
-        // Known before any is written: what is kept of one that fails half-way is not to be met by the next head alone.
-        self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
+        // Where that fails half-way they stay known: the next head finds some of them.
         for part in slots.chunks(RECORDS) {
             self.keep(part.iter().map(|(slot, _)| (*slot, next.get(slot))), Durability::Always)?;
         }
