@@ -19,8 +19,8 @@ const TOUCH_BYTES: usize = 2 << 20;
 /// The smallest page that a processor maps.
 const PAGE_BYTES: usize = 4 << 10;
 
-/// Where the first touch of a huge page takes longer, small ones are had sooner: those take some 0.25 to 0.5 s for a GiB,
-/// huge ones 0.15 s, but over 3 s where a hypervisor has taken free memory away and gives it back in small pieces.
+/// Where the first touch of a huge page takes longer, small ones are had sooner: those take some 0.25 to 0.5 s for a
+/// GiB, huge ones 0.15 s, but over 3 s where a hypervisor has taken free memory away and gives it back in small pieces.
 const HUGE_TOUCH_MAX: Duration = Duration::from_millis(2);
 /// So many buffers are of small pages then, before huge ones are tried again.
 const SMALL_BUFFERS: u32 = 64;

@@ -461,7 +461,7 @@ fn what_several_chains_find_is_no_more_than_one_answer_may_be() {
     assert_eq!(a.get(&keys[5]).len(), LEN);
 }
 
-/// What a stopped plan had left was served as the chain's own, and by the next plan what its clients had put was removed.
+/// What a stopped plan had left was served as the chain's own, and the next plan removed what its clients had put.
 #[test]
 fn a_chain_whose_move_was_given_up_serves_what_its_clients_put_and_nothing_else() {
     let both = Both::start(Kind::Int);
@@ -618,7 +618,9 @@ fn a_chain_that_does_not_answer_takes_no_memory_from_calls_about_keys_of_others(
     both.rings[0].hangs.store(false, Ordering::SeqCst);
     for (method, client) in &mut waiting {
         let (kind, answer) = client.answer();
-        assert!(kind == REPLY || contains(&answer, "does not answer"), "{method}: {:?}", answer.len());
+        // Of the long answers that are ready at once some find no memory.
+        let told = ["does not answer", "for an answer of"].iter().any(|why| contains(&answer, why));
+        assert!(kind == REPLY || told, "{method}: {}", String::from_utf8_lossy(&answer[..answer.len().min(300)]));
     }
 }
 

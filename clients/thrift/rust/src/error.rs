@@ -1,7 +1,7 @@
 //! What can go wrong with a call, by what a caller does about it.
 //!
-//! Invariant: whether a write was done is left open only by [`Error::Unknown`], and by an [`Error::Refused`] of the kind
-//! `InternalError` that says so. Of a batch, what is of other chains may be done before any error.
+//! Invariant: whether a write was done is left open only by [`Error::Unknown`], and by an [`Error::Refused`] of the
+//! kind `InternalError` that says so. Of a batch, what is of other chains may be done before any error.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! What a running server does in the background when it is asked: checks, scrubs, compaction, and taking in new space.
 //!
-//! ESKER.CHECK, ESKER.SCRUB, ESKER.COMPACT, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is,
-//! ESKER.CHECK STATUS what it found
+//! ESKER.CHECK, ESKER.SCRUB, ESKER.COMPACT, ESKER.GROW → one thread each, at most one at a time → INFO tells
+//! how far it is, ESKER.CHECK STATUS what it found
 //!
 //! Invariant: an event loop only starts these and reads their figures.
 

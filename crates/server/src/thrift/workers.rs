@@ -1,6 +1,6 @@
 //! Threads that answer: each has an event loop, and the connections that it was given.
 //!
-//! [`Workers::start`] → [`Workers::run`];   a connection that comes, or a call of another server → [`Crew::place`] → the
+//! [`Workers::start`] → [`Workers::run`];   a connection, or a call of another server → [`Crew::place`] → the
 //! worker with the fewest
 //!
 //! Invariant: a connection stays with its worker. So no thread is woken for what another could do, which costs more
