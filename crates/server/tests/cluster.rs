@@ -261,7 +261,7 @@ fn replicas_of_a_chain_beside_others_answer_for_no_slot_that_was_to_come() {
     let kv = Kv::open(Arc::clone(&three.servers[0].store) as Arc<dyn ObjectStore>, Arc::new(SystemClock)).unwrap();
     let server = kv.namespace("server", Kind::Bytes).unwrap();
     let record = [b"slot/".as_slice(), &12_182_u16.to_be_bytes()].concat();
-    server.put(&record[..], b"\x03\x01\0\0\0\0\0\0\0b".to_vec()).wait().unwrap();
+    server.put(&record[..], b"\x03\x01\0\0\0\0\0\0\0b").wait().unwrap();
     replica.check("GET foo", &three.moved(12_182, 0));
     replica.check("GET bar", "$1\r\n2\r\n");
     server.remove(&record[..]).wait().unwrap();
