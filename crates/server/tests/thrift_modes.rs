@@ -450,20 +450,28 @@ fn a_write_that_is_not_durable_in_time_holds_up_all_that_come_after_it() {
 #[test]
 fn a_safe_write_is_not_answered_after_a_later_one_that_is_not_durable_in_time() {
     // What a crash takes would be older than is stated, beside the last that was answered.
-    let running = Running::start(WriteMode::Safe, 1 << 20, Duration::from_millis(100));
-    let (mut safe, mut early) = (running.client(), running.client());
-    put(&mut safe, "safe", b"v");
-    running.eventually("it is applied", || running.store.writes() == 1);
-    early.call("setMode", &ASYNCHRONOUS);
-    early.put("early", b"v");
-    let since = Instant::now();
-    while since.elapsed() < Duration::from_millis(120) {
-        std::thread::sleep(Duration::from_millis(5));
+    for fails in [false, true] {
+        let running = Running::start(WriteMode::Safe, 1 << 20, Duration::from_millis(100));
+        let (mut safe, mut early) = (running.client(), running.client());
+        put(&mut safe, "safe", b"v");
+        running.eventually("it is applied", || running.store.writes() == 1);
+        early.call("setMode", &ASYNCHRONOUS);
+        early.put("early", b"v");
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(120) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.store.mark.advance(1);
+        is_not_answered(&mut safe);
+        if fails {
+            running.store.mark.fail(Error::Stopped { cause: "the device is gone".into() });
+            let (kind, answer) = safe.answer();
+            assert!(kind == EXCEPTION && contains(&answer, "written, and durable"), "{answer:?}");
+        } else {
+            running.store.sync_all();
+            assert_eq!(safe.answer().0, REPLY);
+        }
     }
-    running.store.mark.advance(1);
-    is_not_answered(&mut safe);
-    running.store.sync_all();
-    assert_eq!(safe.answer().0, REPLY);
 }
 
 #[test]

@@ -443,25 +443,22 @@ impl KeyService {
                     return Err(told_of_store(error).into());
                 }
                 Ok(()) => {
-                    let Some(reserved) = reserved else {
-                        reached(barrier).await?;
-                        if wrote.keys > 0 {
-                            // Others that came later may have been answered early. Of this nothing is lost, however
-                            // their sync ends.
-                            let _ = self.dirty.in_time().await;
-                        }
-                        return Ok(value);
+                    let outcome = if let Some(reserved) = reserved {
+                        reserved.applied(wrote);
+                        "written, and may be lost"
+                    } else {
+                        "written, and durable"
                     };
-                    reserved.applied(wrote);
-                    // That of what it has read, if any.
+                    // That of what it has read, too.
                     reached(barrier).await?;
                     if wrote.keys == 0 {
                         return Ok(value);
                     }
+                    // Before a safe one is answered as well: others that came later may have been answered early.
                     let in_time = self.dirty.in_time().await;
                     let late = |error| Exception {
                         is_unknown: true,
-                        ..stuck("written, and may be lost", "are too old (thrift_async_age)", &error)
+                        ..stuck(outcome, "are too old (thrift_async_age)", &error)
                     };
                     return in_time.map(|()| value).map_err(|error| late(error).into());
                 }
@@ -578,9 +575,9 @@ async fn reached(barrier: Option<Barrier>) -> Result<(), Exception> {
     durable(barrier).await.map_err(told_of_store)
 }
 
-/// Of asynchronous writes that came before a call this is so, and their sync has failed.
+/// Of asynchronous writes that were answered before a call this is so, and their sync has failed.
 fn stuck(outcome: &str, what: &str, error: &StoreError) -> Exception {
-    Exception::internal(format!("{outcome}; asynchronous writes before it {what}: {}", with_causes(error)))
+    Exception::internal(format!("{outcome}; asynchronous writes beside it {what}: {}", with_causes(error)))
 }
 
 fn told(error: KvError) -> Exception {
