@@ -15,13 +15,15 @@ final class Relay implements AutoCloseable {
 
     private final ServerSocket listener = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
     private final int to;
+    private final Thread accepting;
     private final AtomicInteger calls = new AtomicInteger();
     private final Set<Socket> open = ConcurrentHashMap.newKeySet();
     private volatile boolean loses;
 
     Relay(int to) throws IOException {
         this.to = to;
-        new Thread(this::accept, "relay").start();
+        accepting = new Thread(this::accept, "relay");
+        accepting.start();
     }
 
     int port() {
@@ -98,6 +100,12 @@ final class Relay implements AutoCloseable {
     @Override
     public void close() throws IOException {
         listener.close();
+        try {
+            // Until then the system may still take connections.
+            accepting.join();
+        } catch (InterruptedException error) {
+            throw new AssertionError(error);
+        }
         open.forEach(Relay::end);
     }
 }
