@@ -5,8 +5,6 @@
 //!
 //! Invariant: exit code 0 means that everything which was looked at holds; damage is exit code 4.
 
-use std::time::Duration;
-
 use clap::Args;
 use esker::engine::Damage;
 
@@ -15,9 +13,6 @@ use super::{StoreArgument, builder, json_object, print};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;
-
-/// How often a server is asked how far it is.
-const POLL: Duration = Duration::from_millis(100);
 
 /// The arguments of `esker check`.
 #[derive(Args)]
@@ -103,17 +98,7 @@ impl Check {
     fn ask(&self, settings: &Settings) -> Result<Found, Failure> {
         let mut client = self.server.connect(settings)?;
         client.call(&["ESKER.CHECK", if self.quick { "QUICK" } else { "DEEP" }])?;
-        let bar = progress::count("checking", 0);
-        loop {
-            let info = server::info(&mut client)?;
-            if info.number("check_in_progress") == 0 {
-                break;
-            }
-            bar.set_length(info.number("check_total"));
-            bar.set_position(info.number("check_done"));
-            std::thread::sleep(POLL);
-        }
-        bar.finish_and_clear();
+        server::follow(&mut client, "check", &progress::count("checking", 0))?;
         parse(&client.call(&["ESKER.CHECK", "STATUS"])?)
     }
 }

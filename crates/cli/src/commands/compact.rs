@@ -19,9 +19,6 @@ use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;
 
-/// How often a server is asked how far it is.
-const POLL: Duration = Duration::from_millis(100);
-
 /// The arguments of `esker compact`.
 #[derive(Args)]
 #[command(
@@ -84,17 +81,7 @@ impl Compact {
     fn ask(&self, settings: &Settings) -> Result<BTreeMap<&'static str, u64>, Failure> {
         let mut client = self.server.connect(settings)?;
         client.call(&["ESKER.COMPACT"])?;
-        let bar = progress::count("compacting", 0);
-        loop {
-            let info = server::info(&mut client)?;
-            if info.number("compact_in_progress") == 0 {
-                break;
-            }
-            bar.set_length(info.number("compact_total"));
-            bar.set_position(info.number("compact_done"));
-            std::thread::sleep(POLL);
-        }
-        bar.finish_and_clear();
+        server::follow(&mut client, "compact", &progress::count("compacting", 0))?;
         let found = check::parse(&client.call(&["ESKER.COMPACT", "STATUS"])?)?;
         let figure = |name: &'static str| {
             let text = found.figures.iter().find(|(found, _)| found == name);

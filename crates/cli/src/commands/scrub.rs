@@ -6,8 +6,6 @@
 //!
 //! Invariant: exit code 0 means that everything which something points to holds; damage is exit code 4.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use super::check::{Found, parse};
@@ -16,9 +14,6 @@ use super::{StoreArgument, builder};
 use crate::config::Settings;
 use crate::exit::Failure;
 use crate::progress;
-
-/// How often a server is asked how far it is.
-const POLL: Duration = Duration::from_millis(100);
 
 /// The arguments of `esker scrub`.
 #[derive(Args)]
@@ -63,17 +58,7 @@ impl Scrub {
     fn ask(&self, settings: &Settings) -> Result<Found, Failure> {
         let mut client = self.server.connect(settings)?;
         client.call(&["ESKER.SCRUB"])?;
-        let bar = progress::bytes("scrubbing", 0);
-        loop {
-            let info = server::info(&mut client)?;
-            if info.number("scrub_once_in_progress") == 0 {
-                break;
-            }
-            bar.set_length(info.number("scrub_once_total"));
-            bar.set_position(info.number("scrub_once_done"));
-            std::thread::sleep(POLL);
-        }
-        bar.finish_and_clear();
+        server::follow(&mut client, "scrub_once", &progress::bytes("scrubbing", 0))?;
         parse(&client.call(&["ESKER.SCRUB", "STATUS"])?)
     }
 }

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use indicatif::ProgressBar;
 
 use super::serve;
 use crate::config::Settings;
@@ -12,6 +14,9 @@ use crate::resp::{Client, Reach};
 
 /// The variable of the environment with the password of a server, where no flag gives one.
 pub const PASSWORD_VARIABLE: &str = "ESKER_PASSWORD";
+
+/// How often a server is asked how far it is.
+const POLL: Duration = Duration::from_millis(100);
 
 /// The password in the environment.
 pub fn password_from_environment() -> Option<String> {
@@ -122,4 +127,21 @@ pub fn info(client: &mut Client) -> Result<Info, Failure> {
     let text = client.call(&["INFO", "esker"])?;
     let pair = |line: &str| line.split_once(':').map(|(name, value)| (name.to_string(), value.to_string()));
     Ok(Info(text.lines().filter_map(pair).collect()))
+}
+
+/// Shows how far the server is with what it does in the background, by the name that it has in INFO, until it is done.
+///
+/// # Errors
+/// Those of asking.
+pub fn follow(client: &mut Client, name: &str, bar: &ProgressBar) -> Result<(), Failure> {
+    loop {
+        let info = info(client)?;
+        if info.number(&format!("{name}_in_progress")) == 0 {
+            bar.finish_and_clear();
+            return Ok(());
+        }
+        bar.set_length(info.number(&format!("{name}_total")));
+        bar.set_position(info.number(&format!("{name}_done")));
+        std::thread::sleep(POLL);
+    }
 }

@@ -3,6 +3,7 @@
 use crate::resp::commands::{
     ADMIN, Call, Command, FAST, NO_AUTH, NO_MULTI, Outcome, READ, Refusal, SYNTAX, WRITE, help, is, shown, subcommand,
 };
+use crate::resp::engine::EngineInfo;
 use crate::resp::number::{parse_i64, push_u64};
 use crate::resp::rights::categories_of;
 
@@ -65,36 +66,35 @@ pub(crate) fn check(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// ESKER.SCRUB [STATUS]: everything on the device, once.
-pub(crate) fn scrub(call: &mut Call<'_>) -> Outcome {
+/// A command that starts something in the background, or with STATUS tells what the last one came to.
+fn starts(
+    call: &mut Call<'_>,
+    start: fn(&dyn EngineInfo) -> Result<(), String>,
+    report: fn(&dyn EngineInfo) -> String,
+    started: &str,
+) -> Outcome {
     match call.args.len() {
-        1 => {}
+        1 => {
+            start(&*call.shared.engine).map_err(|why| Refusal::from(format!("ERR {why}")))?;
+            call.reply.simple(started);
+        }
         2 if is(call.arg(1), "status") => {
-            let report = call.shared.engine.scrub_report();
+            let report = report(&*call.shared.engine);
             call.reply.bulk(report.as_bytes());
-            return Ok(());
         }
         _ => return Err(SYNTAX.into()),
     }
-    call.shared.engine.scrub().map_err(|why| Refusal::from(format!("ERR {why}")))?;
-    call.reply.simple("Scrub started");
     Ok(())
+}
+
+/// ESKER.SCRUB [STATUS]: everything on the device, once.
+pub(crate) fn scrub(call: &mut Call<'_>) -> Outcome {
+    starts(call, |engine| engine.scrub(), |engine| engine.scrub_report(), "Scrub started")
 }
 
 /// ESKER.COMPACT [STATUS]: cleans every segment that holds dead data, beside clients.
 pub(crate) fn compact(call: &mut Call<'_>) -> Outcome {
-    match call.args.len() {
-        1 => {}
-        2 if is(call.arg(1), "status") => {
-            let report = call.shared.engine.compact_report();
-            call.reply.bulk(report.as_bytes());
-            return Ok(());
-        }
-        _ => return Err(SYNTAX.into()),
-    }
-    call.shared.engine.compact().map_err(|why| Refusal::from(format!("ERR {why}")))?;
-    call.reply.simple("Compaction started");
-    Ok(())
+    starts(call, |engine| engine.compact(), |engine| engine.compact_report(), "Compaction started")
 }
 
 /// ESKER.GROW: takes no length, so that no client makes files longer than their operator has.
