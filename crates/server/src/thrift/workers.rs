@@ -3,8 +3,7 @@
 //! [`Workers::start`] → [`Workers::run`];   a connection, or a call of another server → [`Crew::place`] → the
 //! worker with the fewest
 //!
-//! Invariant: a connection stays with its worker. So no thread is woken for what another could do, which costs more
-//! than it gains where each call is short.
+//! Invariant: a connection stays with its worker, so that none is woken for what another has begun.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -136,5 +135,33 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.crew.workers[self.at].connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_is_shared_out_and_all_workers_end() {
+        let workers = Workers::start(3, 4).unwrap();
+        let crew = workers.crew();
+        let seats: Vec<Seat> = (0..6).map(|_| crew.place()).collect();
+        assert!(crew.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 2));
+        let under_way = crew.place();
+        workers.run(async move {
+            let doing = seats.into_iter().map(|seat| seat.serve(|| async { thread::current().id() }));
+            let mut threads = HashSet::new();
+            for done in doing.collect::<Vec<_>>() {
+                threads.insert(done.await.unwrap());
+            }
+            assert_eq!(threads.len(), 3);
+            // It ends with its worker.
+            drop(under_way.serve(std::future::pending::<()>));
+        });
+        assert!(crew.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 0));
     }
 }
