@@ -81,6 +81,14 @@ impl SegmentBuffer {
         Self::of_pages(len, true)
     }
 
+    /// The same of small pages, for what is too little for a huge one.
+    ///
+    /// # Errors
+    /// As [`SegmentBuffer::new`].
+    pub fn of_small_pages(len: usize) -> std::io::Result<Self> {
+        Self::of_pages(len, false)
+    }
+
     fn of_pages(len: usize, is_huge: bool) -> std::io::Result<Self> {
         // SAFETY: a fresh anonymous private mapping at an address that the kernel chooses.
         let start = unsafe {

@@ -98,6 +98,9 @@ pub trait Mover {
     /// So many bytes were copied that are not handed on yet.
     fn copied(&self, bytes: u64);
 
+    /// Between two records: no lock is held but that of the keeper's work.
+    fn rest(&self);
+
     /// Takes a batch, in order, with the copies, which are not written. It may be moved later.
     ///
     /// # Errors
@@ -209,6 +212,7 @@ impl Clean<'_> {
             if batch.bytes >= BATCH_BYTES {
                 self.hand(&mut batch)?;
             }
+            self.mover.rest();
         }
         self.hand(&mut batch)?;
         let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != DamageLevel::None;
@@ -610,13 +614,14 @@ impl Batch {
     /// [`Error::Full`](esker_store::Error::Full), [`Error::Stopped`](esker_store::Error::Stopped); of the index's pages
     /// [`Error::Io`](esker_store::Error::Io) and [`Error::Corrupt`](esker_store::Error::Corrupt). What was moved stays
     /// moved.
-    pub fn relocate(self, parts: &Parts, seed: u32) -> Result<u64> {
+    pub fn relocate(self, parts: &Parts, seed: u32, between: &mut dyn FnMut()) -> Result<u64> {
         let mut logged = 0;
         for (number, (object, moved)) in self.objects {
             for moved in moved.chunks(RELOCATIONS_MAX) {
                 for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
                     logged += relocate_some(parts, seed, number, &object, moved, kind)?;
                 }
+                between();
             }
         }
         Ok(logged)

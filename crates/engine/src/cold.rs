@@ -8,6 +8,8 @@
 //! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after a sync of
 //!    the device, points into it.
 //! 2. One writer at a time, in order. A record lies in one segment and starts at a block.
+//! 3. Batches stand in memory of their own pages, so that the device takes them past the page cache: what the cleaner
+//!    writes is not left to be flushed by the next sync of a client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +18,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::Mutex;
 
+use crate::buffer::SegmentBuffer;
 use crate::commit::{Log, stopped};
 use crate::format::{
     Kind, Loc, OpHeader, PARTS, Payload, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, WEIGHT_WHOLE,
@@ -45,11 +48,39 @@ pub type Unwritten = Arc<Mutex<Vec<u32>>>;
 
 /// Buffers of batches that were written. A fresh one for each batch had a good part of the cleaner's time go into pages
 /// that the system clears.
-type Spares = Arc<Mutex<Vec<Vec<u8>>>>;
+type Spares = Arc<Mutex<Vec<SegmentBuffer>>>;
+
+/// Bytes that gather for one write.
+struct Gathered {
+    memory: SegmentBuffer,
+    len: usize,
+}
+
+impl Gathered {
+    /// # Errors
+    /// [`Error::Io`] when memory is short.
+    fn new(room: u64) -> Result<Self> {
+        let memory = SegmentBuffer::of_small_pages(room as usize);
+        Ok(Self { memory: memory.map_err(|error| Error::io("allocating memory to write from", error))?, len: 0 })
+    }
+
+    /// So many zeros more, for the caller to fill.
+    fn grow(&mut self, by: usize) -> &mut [u8] {
+        let added = &mut self.memory.whole_mut()[self.len..self.len + by];
+        added.fill(0);
+        self.len += by;
+        added
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: nothing is written while it is borrowed, for that takes `&mut self`.
+        unsafe { self.memory.range(0, self.len) }
+    }
+}
 
 /// What is to be written to cold segments. While it lives, readers know that it is not there yet.
 pub struct Writes {
-    list: Vec<(u64, Vec<u8>)>,
+    list: Vec<(u64, Gathered)>,
     /// Generation of the oldest segment that it is for; 0: it is empty.
     oldest: u32,
     unwritten: Unwritten,
@@ -61,7 +92,7 @@ impl Writes {
         Self { list: Vec::new(), oldest: 0, unwritten: Arc::clone(unwritten), spares: Arc::clone(spares) }
     }
 
-    fn push(&mut self, generation: u32, offset: u64, bytes: Vec<u8>) {
+    fn push(&mut self, generation: u32, offset: u64, bytes: Gathered) {
         if self.oldest == 0 {
             self.oldest = generation;
             self.unwritten.lock().push(generation);
@@ -82,13 +113,13 @@ impl Writes {
     /// # Errors
     /// [`Error::Stopped`] when the device failed.
     pub fn write(&mut self, device: &dyn Device, counters: &ColdCounters) -> Result<()> {
-        for (offset, bytes) in self.list.drain(..) {
-            device.write(offset, &bytes).map_err(|error| stopped("writing a cold segment", &error))?;
+        for (offset, gathered) in self.list.drain(..) {
+            device.write(offset, gathered.bytes()).map_err(|error| stopped("writing a cold segment", &error))?;
             counters.writes.fetch_add(1, Ordering::Relaxed);
-            counters.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            counters.written_bytes.fetch_add(gathered.len as u64, Ordering::Relaxed);
             let mut spares = self.spares.lock();
-            if spares.len() < SPARES_MAX && bytes.capacity() == BATCH_ROOM as usize {
-                spares.push(bytes);
+            if spares.len() < SPARES_MAX && gathered.memory.len() as u64 == BATCH_ROOM {
+                spares.push(gathered.memory);
             }
         }
         self.is_written();
@@ -107,7 +138,7 @@ struct Open {
     generation: u32,
     /// Where the batch begins in the segment.
     start: u64,
-    batch: Vec<u8>,
+    batch: Option<Gathered>,
     op_count: u32,
 }
 
@@ -187,12 +218,12 @@ impl Cold {
     /// As [`Cold::append`].
     pub fn queue(&mut self, header: OpHeader, key: &[u8], payload: &[u8], sums: &Payload, age: u64) -> Result<Loc> {
         let len = operation_bytes(key.len(), payload.len());
-        let outgrows = |open: &Open| !open.batch.is_empty() && open.batch.len() as u64 + len > BATCH_ROOM;
+        let outgrows = |open: &Open| open.batch.as_ref().is_some_and(|batch| batch.len as u64 + len > BATCH_ROOM);
         if self.open.as_ref().is_some_and(outgrows) {
             self.queue_batch();
         }
         let left = self.open.as_ref().map_or(0, |open| {
-            let batch = (open.batch.len() as u64).max(RECORD_HEADER_BYTES as u64);
+            let batch = open.batch.as_ref().map_or(RECORD_HEADER_BYTES, |batch| batch.len) as u64;
             self.segments.segment_bytes.saturating_sub(open.start + batch)
         });
         if left < len {
@@ -200,20 +231,26 @@ impl Cold {
             self.open_next(age)?;
         }
         let Some(open) = &mut self.open else { return Err(Error::Full { needed: len, free: 0 }) };
-        if open.batch.is_empty() {
-            if let Some(mut spare) = self.spares.lock().pop() {
-                spare.clear();
-                open.batch = spare;
+        let mut batch = match open.batch.take() {
+            Some(batch) => batch,
+            None => {
+                let room = round_up(RECORD_HEADER_BYTES as u64 + len, self.block);
+                let spare = if room <= BATCH_ROOM { self.spares.lock().pop() } else { None };
+                let mut batch = match spare {
+                    Some(memory) => Gathered { memory, len: 0 },
+                    None => Gathered::new(BATCH_ROOM.max(room))?,
+                };
+                batch.grow(RECORD_HEADER_BYTES);
+                batch
             }
-            open.batch.reserve_exact(BATCH_ROOM.max(RECORD_HEADER_BYTES as u64 + len) as usize);
-            open.batch.resize(RECORD_HEADER_BYTES, 0);
-        }
-        let at = open.batch.len();
-        let offset = open.segment * self.segments.segment_bytes + open.start + at as u64;
-        open.batch.resize(at + len as usize, 0);
-        encode_operation(header, key, payload, sums, &mut open.batch[at..], self.seed, open.generation, offset);
+        };
+        let offset = open.segment * self.segments.segment_bytes + open.start + batch.len as u64;
+        let bytes = batch.grow(len as usize);
+        encode_operation(header, key, payload, sums, bytes, self.seed, open.generation, offset);
         open.op_count += 1;
-        let taken = open.start + open.batch.len() as u64;
+        let batched = batch.len as u64;
+        open.batch = Some(batch);
+        let taken = open.start + batched;
         self.room.store(self.segments.segment_bytes.saturating_sub(taken), Ordering::Relaxed);
         let loc = place_of(&header, payload, offset, len);
         // What is compressed counts as it does while it lives.
@@ -222,7 +259,7 @@ impl Cold {
             _ => len,
         };
         self.segments.add_filled(open.segment, weight);
-        if open.batch.len() as u64 >= BATCH_BYTES {
+        if batched >= BATCH_BYTES {
             self.queue_batch();
         }
         Ok(loc)
@@ -273,24 +310,23 @@ impl Cold {
 
     fn queue_batch(&mut self) {
         let Some(open) = &mut self.open else { return };
-        if open.batch.is_empty() {
-            return;
-        }
+        let Some(mut batch) = open.batch.take() else { return };
         let offset = open.segment * self.segments.segment_bytes + open.start;
         let header = RecordHeader {
-            len: open.batch.len() as u32,
+            len: batch.len as u32,
             seq: 0,
             group: 0,
             generation: open.generation,
             op_count: open.op_count,
             flags: 0,
         };
-        header.encode(&mut open.batch, self.seed, offset);
-        open.batch.resize(round_up(open.batch.len() as u64, self.block) as usize, 0);
-        open.start += open.batch.len() as u64;
+        let len = batch.len;
+        header.encode(&mut batch.memory.whole_mut()[..len], self.seed, offset);
+        batch.grow(round_up(len as u64, self.block) as usize - len);
+        open.start += batch.len as u64;
         open.op_count = 0;
         let generation = open.generation;
-        self.queue.push(generation, offset, std::mem::take(&mut open.batch));
+        self.queue.push(generation, offset, batch);
     }
 
     /// Writes what was added, and nothing more to the segment that is open: the next operation begins another.
@@ -315,6 +351,7 @@ impl Cold {
     fn open_next(&mut self, age: u64) -> Result<()> {
         let segment_bytes = self.segments.segment_bytes;
         let full = Error::Full { needed: segment_bytes, free: 0 };
+        let mut block = Gathered::new(self.block)?;
         let taken = self.segments.take_reserved(&*self.device, false);
         let taken = taken.map_err(|error| stopped("reserving a cold segment", &error))?;
         let segment = taken.or_else(|| self.log.take_ready()).ok_or(full)?;
@@ -339,13 +376,12 @@ impl Cold {
             previous_generation: 0,
             stream: Stream::Cold,
         };
-        let mut block = vec![0; self.block as usize];
-        header.encode(&mut block);
+        header.encode(block.grow(self.block as usize));
         self.queue.push(generation, offset, block);
         self.writes.store(segment, Ordering::Release);
         // Whatever points here stands on the device before: no reader has to wait.
         self.segments.place(segment, generation, 0, age, true);
-        self.open = Some(Open { segment, generation, start: self.block, batch: Vec::new(), op_count: 0 });
+        self.open = Some(Open { segment, generation, start: self.block, batch: None, op_count: 0 });
         Ok(())
     }
 }

@@ -108,9 +108,18 @@ impl Engine {
     /// `progress(done, total)` is told segments, and returns false to stop early.
     ///
     /// # Errors
-    /// As [`Engine::clean`].
+    /// As [`Engine::clean`]; [`Error::Closed`] if the store is closed meanwhile.
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        self.keeper()?.compact(progress)
+        self.keeper()?.compact(false, progress)
+    }
+
+    /// The same beside clients: while other threads of the process are at work it rests three times as long as it
+    /// works, a millisecond at a time; but not where writers wait for what it makes free.
+    ///
+    /// # Errors
+    /// As [`Engine::compact`].
+    pub fn compact_beside_clients(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.keeper()?.compact(true, progress)
     }
 
     /// Takes in the space of a device that has become longer since it was opened, while reads and writes go on: writes

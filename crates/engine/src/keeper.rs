@@ -27,6 +27,7 @@ mod look;
 mod moving;
 mod recovery;
 mod reserve;
+mod rests;
 mod work;
 mod write;
 
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use esker_device::Device;
 use esker_store::{Error, Result};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use budget::CrowdedSince;
 pub use grow::GrowReport;
@@ -48,10 +49,12 @@ pub use write::Held;
 
 use self::holds::Holds;
 use self::moving::Moving;
+use self::rests::Rests;
 use self::work::Work;
 use crate::checkpoint::{Parts, Saved};
 use crate::clean::Clean;
 use crate::cold::{Cold, ColdCounters, Unwritten};
+use crate::commit::Gate;
 use crate::format::{Loc, Role};
 use crate::segments::{DamageLevel, Usage};
 use crate::stages::Times;
@@ -117,6 +120,8 @@ pub struct KeeperCounters {
     pub pages_dropped: AtomicU64,
     /// Values that the cleaner has found not to hold.
     pub lost: AtomicU64,
+    /// How long compactions have rested beside clients, in microseconds.
+    pub rested_us: AtomicU64,
 }
 
 /// See the module.
@@ -130,6 +135,8 @@ pub struct Keeper {
     /// When the thread was last woken because the index takes more than its budget, in microseconds of `since`.
     crowded_at: AtomicU64,
     work: Mutex<Work>,
+    /// Callers that wait for the work, but for the thread.
+    waiting_for_work: AtomicU64,
     moving: Moving,
     woken: Mutex<bool>,
     waking: Condvar,
@@ -191,6 +198,7 @@ impl Keeper {
             recovery,
             crowded_at: AtomicU64::new(0),
             work: Mutex::new(work),
+            waiting_for_work: AtomicU64::new(0),
             moving: Moving::default(),
             woken: Mutex::new(false),
             waking: Condvar::new(),
@@ -289,7 +297,7 @@ impl Keeper {
 
     /// Runs `f` while the cleaner waits.
     pub fn while_nothing_moves<R>(&self, f: impl FnOnce() -> R) -> R {
-        let mut work = self.work.lock();
+        let mut work = self.lock_work();
         // What goes wrong there is for the cleaner to tell.
         let _ = self.settle(&mut work);
         f()
@@ -303,7 +311,7 @@ impl Keeper {
     /// Damage was found in a segment. Where the checkpoint before the newest needs it, that may not hold any more, and
     /// another checkpoint is written.
     pub fn note_damage(&self, usage: &Usage) {
-        let mut work = self.work.lock();
+        let mut work = self.lock_work();
         let base = usage.segment * self.parts.segments.segment_bytes;
         let range = base..base + self.parts.segments.segment_bytes;
         let replayed = !usage.cold && (work.floor_before..work.floor).contains(&usage.generation);
@@ -314,7 +322,7 @@ impl Keeper {
 
     /// The pieces of the last checkpoint that begin in a range of the device, with the numbers of their objects.
     pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
-        self.work.lock().saved.pieces_in(range)
+        self.lock_work().saved.pieces_in(range)
     }
 
     /// Entries get new places, or have got them.
@@ -371,7 +379,7 @@ impl Keeper {
 
     /// The last sequence number if a checkpoint covers it.
     pub fn covered(&self, seq: u64) -> Option<u64> {
-        self.work.lock().covered.filter(|covered| *covered == seq)
+        self.lock_work().covered.filter(|covered| *covered == seq)
     }
 
     /// Cleans the segment that is worth most; whether there was one.
@@ -397,16 +405,18 @@ impl Keeper {
     }
 
     /// Cleans all segments that hold anything dead. `progress(done, total)` is told segments; it returns false to stop.
-    /// One that cannot be cleaned does not keep it from the others.
+    /// One that cannot be cleaned does not keep it from the others. With `beside_others` it rests while other threads
+    /// of the process work: see [`Rests`].
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
-    pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`]; [`Error::Closed`] if the store is closed meanwhile.
+    pub fn compact(&self, beside_others: bool, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        let rests = (beside_others && self.threaded).then(Rests::default);
         self.checkpoint()?;
         let share = FULL_SHARE;
         let newest = self.parts.segments.in_use().iter().map(|usage| usage.generation).max().unwrap_or(0);
         let left = || {
-            let work = self.work.lock();
+            let work = self.lock_work();
             self.candidates(&work, share).filter(|(usage, _)| usage.generation <= newest).count() as u64
         };
         let total = left();
@@ -414,9 +424,12 @@ impl Keeper {
         let mut more = progress(0, total);
         while more {
             let found = self.working(|work| {
+                if self.stopping.load(Ordering::Acquire) {
+                    return Err(Error::Closed);
+                }
                 let best = self.best(work, share).filter(|usage| usage.generation <= newest);
                 let Some(best) = best else { return Ok(false) };
-                match self.clean_segment(work, best) {
+                match self.clean_segment_resting(work, best, rests.as_ref()) {
                     Err(error @ (Error::Io { .. } | Error::Corrupt { .. })) => drop(failed.get_or_insert(error)),
                     cleaned => drop(cleaned?),
                 }
@@ -435,7 +448,8 @@ impl Keeper {
 
     /// One look at what is to be done; whether anything was.
     fn step(&self) -> Result<bool> {
-        self.working(|work| self.look(work))
+        // Who has the work looks whether this is urgent: see `is_awaited`.
+        self.guarded(&mut self.work.lock(), |work| self.look(work))
     }
 
     /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what
@@ -444,7 +458,23 @@ impl Keeper {
     /// # Errors
     /// [`Error::Stopped`] after a panic, and where the log has stopped already; else those of `f`.
     fn working<R>(&self, f: impl FnOnce(&mut Work) -> Result<R>) -> Result<R> {
-        self.guarded(&mut self.work.lock(), f)
+        self.guarded(&mut self.lock_work(), f)
+    }
+
+    fn lock_work(&self) -> MutexGuard<'_, Work> {
+        self.waiting_for_work.fetch_add(1, Ordering::Relaxed);
+        let work = self.work.lock();
+        self.waiting_for_work.fetch_sub(1, Ordering::Relaxed);
+        work
+    }
+
+    /// Whether what is done with the work is awaited: by callers that need it, or by writers for what it or the thread
+    /// makes free. What else the thread would do waits for the end of the segment.
+    fn is_awaited(&self) -> bool {
+        let log = &self.parts.log;
+        let waits = log.gate() != Gate::Open || log.is_paced() || self.is_nearly_short() || self.is_crowded();
+        let ends = self.stopping.load(Ordering::Acquire) || log.mark().failure().is_some();
+        waits || ends || self.waiting_for_work.load(Ordering::Relaxed) > 0
     }
 
     fn guarded<R>(&self, work: &mut Work, f: impl FnOnce(&mut Work) -> Result<R>) -> Result<R> {
@@ -468,7 +498,14 @@ impl Keeper {
 
     /// Cleans a segment; false without room for the copies.
     fn clean_segment(&self, work: &mut Work, victim: Usage) -> Result<bool> {
-        let mover = self.mover(work, &victim);
+        self.clean_segment_resting(work, victim, None)
+    }
+
+    fn clean_segment_resting(&self, work: &mut Work, victim: Usage, rests: Option<&Rests>) -> Result<bool> {
+        if let Some(rests) = rests {
+            rests.begin(self.moving.worked());
+        }
+        let mover = self.mover(work, &victim, rests);
         self.read_ahead(work, &victim);
         let mut clean = Clean {
             parts: &self.parts,

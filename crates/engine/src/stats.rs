@@ -134,6 +134,8 @@ pub struct Stats {
     pub damaged_segments: u64,
     /// Values that the cleaner found not to hold; each was named in the log.
     pub lost_values: u64,
+    /// How long compactions have rested beside clients, in microseconds.
+    pub compact_rested_us: u64,
     /// Bytes written to cold segments: copies and checkpoints.
     pub cold_write_bytes: u64,
     /// 0: writes are let in; 1: they wait for the cleaner; 2: refused, the device is full.
@@ -259,6 +261,7 @@ impl Stats {
             ("freed_segments", self.freed_segments),
             ("damaged_segments", self.damaged_segments),
             ("lost_values", self.lost_values),
+            ("compact_rested_us", self.compact_rested_us),
             ("cold_write_bytes", self.cold_write_bytes),
             ("gate", self.gate),
             ("last_seq", self.last_seq),
@@ -435,6 +438,7 @@ impl Engine {
             stats.cleaned_copy_bytes = load(&keeper.counters.copied_bytes);
             stats.freed_segments = load(&keeper.counters.freed);
             stats.lost_values = load(&keeper.counters.lost);
+            stats.compact_rested_us = load(&keeper.counters.rested_us);
             stats.cold_write_bytes = load(&keeper.cold().written_bytes);
             stats.gate = log.gate() as u64;
         }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use esker_device::{Device, MemoryDevice};
+use esker_device::{Device, Geometry, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options, check};
 use esker_store::{
     Change, Collection, CommitCursor, CommitEntry, Durability, Error, ObjectId, ObjectStore, Transaction,
@@ -169,18 +170,164 @@ fn a_clone_costs_no_payload_and_lives_apart() {
 }
 
 #[test]
+fn a_compaction_beside_clients_gives_space_back_and_keeps_what_they_write() {
+    const KEYS: u64 = 20_000;
+    let device = device(48 << 20);
+    let engine = Arc::new(open(&device));
+    start(&engine);
+    // Three quarters of each segment are dead.
+    (0..KEYS).for_each(|key| set(&engine, key, 1).unwrap());
+    (0..KEYS).filter(|key| key % 4 > 0).for_each(|key| set(&engine, key, 2).unwrap());
+    engine.checkpoint().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..2)
+        .map(|part| {
+            let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut version = 2;
+                while !stop.load(Ordering::Relaxed) {
+                    version += 1;
+                    // No other thread writes these.
+                    (part * 50..part * 50 + 50).for_each(|key| set(&engine, key, version).unwrap());
+                }
+                version
+            })
+        })
+        .collect();
+    let operator = {
+        let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                // For each of them the compaction that rests is awaited.
+                engine.checkpoint().unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        })
+    };
+    let before = engine.stats();
+    let mut told = 0;
+    engine
+        .compact_beside_clients(&mut |done, total| {
+            told = told.max(done);
+            assert!(done <= total);
+            true
+        })
+        .unwrap();
+    let after = engine.stats();
+    assert!(told > 0 && after.cleaned_segments > before.cleaned_segments, "{before:?} {after:?}");
+    assert!(after.compact_rested_us > before.compact_rested_us, "it rests beside them");
+    engine.compact(&mut |_, _| true).unwrap();
+    assert_eq!(engine.stats().compact_rested_us, after.compact_rested_us, "where it is not asked to, it does not");
+    stop.store(true, Ordering::Relaxed);
+    operator.join().unwrap();
+    let versions: Vec<u64> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+    for key in 0..KEYS {
+        let version = match key {
+            0..100 => versions[(key / 50) as usize],
+            _ if key % 4 > 0 => 2,
+            _ => 1,
+        };
+        assert!(engine.slot_get(&object("slots"), key).wait().unwrap() == Some(value(key, version)), "key {key}");
+    }
+}
+
+/// A device in memory that counts long writes, and those of them that a file would not take past the page cache.
+struct Direct {
+    device: Arc<MemoryDevice>,
+    long: AtomicU64,
+    unaligned: AtomicU64,
+}
+
+impl Device for Direct {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
+        self.device.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
+        let block = self.geometry().block_bytes as usize;
+        if data.len() > block {
+            self.long.fetch_add(1, Ordering::Relaxed);
+            let is_aligned = (data.as_ptr() as usize).is_multiple_of(block) && data.len().is_multiple_of(block);
+            self.unaligned.fetch_add(u64::from(!is_aligned), Ordering::Relaxed);
+        }
+        self.device.write(offset, data)
+    }
+
+    fn sync(&self) -> esker_device::Result<()> {
+        self.device.sync()
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> esker_device::Result<()> {
+        self.device.reserve(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> esker_device::Result<()> {
+        self.device.discard(offset, len)
+    }
+
+    fn name(&self) -> String {
+        self.device.name()
+    }
+}
+
+#[test]
+fn the_log_the_cleaner_and_checkpoints_write_past_the_page_cache() {
+    let (long, unaligned) = Default::default();
+    let direct = Arc::new(Direct { device: device(32 << 20), long, unaligned });
+    let engine = Engine::open(Arc::clone(&direct) as Arc<dyn Device>, Options::default()).unwrap();
+    start(&engine);
+    for version in 1..4 {
+        (0..10_000).filter(|key| key % 3 > 0 || version == 1).for_each(|key| set(&engine, key, version).unwrap());
+    }
+    // Larger than what gathers for a write otherwise.
+    let data = Bytes::from(vec![7; 10 << 10]);
+    submit(&engine, Transaction::new().change(&object("large"), Change::Write { offset: 0, data }));
+    let before = engine.stats();
+    engine.compact(&mut |_, _| true).unwrap();
+    let after = engine.stats();
+    assert!(after.cold_write_bytes > before.cold_write_bytes + (1 << 20), "{after:?}");
+    assert!(direct.long.load(Ordering::Relaxed) > 20);
+    assert_eq!(direct.unaligned.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_store_that_is_closed_meanwhile_ends_its_compaction() {
+    let device = device(16 << 20);
+    let engine = open(&device);
+    start(&engine);
+    (0..8_000).for_each(|key| set(&engine, key, 1).unwrap());
+    (0..8_000).filter(|key| key % 2 > 0).for_each(|key| set(&engine, key, 2).unwrap());
+    let ended = engine.compact(&mut |_, total| {
+        assert!(total > 1, "there is something to clean");
+        engine.close().unwrap();
+        true
+    });
+    assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    drop(engine);
+    let engine = open(&device);
+    for key in 0..8_000 {
+        let found = engine.slot_get(&object("slots"), key).wait().unwrap();
+        assert!(found == Some(value(key, 1 + key % 2)), "key {key}");
+    }
+}
+
+#[test]
 fn reads_go_on_while_everything_is_moved() {
     let device = device(16 << 20);
     let engine = Arc::new(open(&device));
     start(&engine);
     (0..8_000).for_each(|key| set(&engine, key, 1).unwrap());
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..2)
         .map(|seed| {
             let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
             std::thread::spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(seed);
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     let key = rng.u64(..8_000);
                     let found = engine.slot_get(&object("slots"), key).wait().unwrap().unwrap();
                     let version = u64::from_le_bytes(found[..8].try_into().unwrap());
@@ -197,7 +344,7 @@ fn reads_go_on_while_everything_is_moved() {
             engine.clean().unwrap();
         }
     }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     assert!(engine.stats().cleaned_segments > 0);
 }
@@ -208,12 +355,12 @@ fn a_scan_in_commit_order_misses_nothing_while_everything_is_moved() {
     let engine = Arc::new(open(&device));
     start(&engine);
     (0..8_000).for_each(|key| set(&engine, key, 1).unwrap());
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let scanner = {
         let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
         std::thread::spawn(move || {
             let mut scans = 0;
-            while scans == 0 || !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while scans == 0 || !stop.load(Ordering::Relaxed) {
                 let (mut after, mut found) = (CommitCursor::default(), Vec::new());
                 loop {
                     let (entries, next) = engine.commit_scan(&Collection::from("c"), b"", after, 2_000).wait().unwrap();
@@ -240,7 +387,7 @@ fn a_scan_in_commit_order_misses_nothing_while_everything_is_moved() {
             engine.clean().unwrap();
         }
     }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    stop.store(true, Ordering::Relaxed);
     scanner.join().unwrap();
     assert!(engine.stats().cleaned_segments > 0);
 }

@@ -560,7 +560,8 @@ fn what_may_have_been_done_is_told_before_what_was_not() {
     assert!(kind == EXCEPTION && contains(&answer, "nothing was done"), "{answer:?}");
     both.rings[0].lost.store(false, Ordering::SeqCst);
     // The other says so itself.
-    let unknown = KeyError { kind: 6, message: "it stops; it is not known".into(), unknown: true };
+    let message = "it stops; it is not known".into();
+    let unknown = KeyError { kind: 6, message, unknown: true, undone: false };
     *both.rings[0].says.lock() = Some(AskKeysResponse { error: Some(unknown), ..AskKeysResponse::default() });
     let (kind, answer) = a.call("multiPut", &pairs(&all));
     assert!(kind == EXCEPTION && contains(&answer, "it stops; it is not known"), "{answer:?}");
@@ -570,6 +571,71 @@ fn what_may_have_been_done_is_told_before_what_was_not() {
     assert!(!contains(&answer, "nothing was done: "), "{answer:?}");
     both.two.moving(0).reopen(closed.slots(), "b").unwrap();
     told(&mut a, "multiPut", &pairs(&all));
+}
+
+#[test]
+fn a_chain_that_has_no_head_for_a_moment_is_waited_for() {
+    let both = Both::start(Kind::Int);
+    let mut a = both.client(0);
+    both.two.go(0, &[(1, 1)]);
+    let message = "nothing was done: the lease has run out".into();
+    let none = KeyError { kind: 6, message, unknown: false, undone: true };
+    *both.rings[0].says.lock() = Some(AskKeysResponse { error: Some(none), ..AskKeysResponse::default() });
+    let key = (RANGE + 1).to_string();
+    a.send("put", &[text(1, key.as_bytes()), text(2, b"v")].concat());
+    both.asked(0, 3.0);
+    *both.rings[0].says.lock() = None;
+    assert_eq!(a.answer().0, REPLY);
+    *both.rings[0].says.lock() = Some(AskKeysResponse {
+        error: Some(KeyError { message: "its own".into(), kind: 6, unknown: false, undone: false }),
+        ..AskKeysResponse::default()
+    });
+    let (kind, answer) = a.call("put", &[text(1, key.as_bytes()), text(2, b"v")].concat());
+    assert!(kind == EXCEPTION && contains(&answer, "its own"), "another error is told at once: {answer:?}");
+}
+
+#[test]
+fn a_chain_of_ones_own_that_has_no_head_for_a_moment_is_waited_for() {
+    let both = Both::start(Kind::Int);
+    both.two.go(0, &[(1, 1)]);
+    both.client(0).put("7", b"v");
+    // Of this server's chain, and of the other's, asked by this one.
+    for (headless, key) in [(0, "7".to_owned()), (1, (RANGE + 7).to_string())] {
+        let key = text(1, key.as_bytes());
+        let put = [key.clone(), text(2, b"w")].concat();
+        told(&mut both.client(0), "put", &put);
+        let known = &both.two.known[headless];
+        known.has_head.store(false, Ordering::SeqCst);
+        let calls = [("get", key.clone()), ("has", key.clone()), ("put", put), ("count", Vec::new()), ("remove", key)];
+        let mut clients: Vec<_> = calls.iter().map(|_| both.client(0)).collect();
+        for (client, (method, fields)) in clients.iter_mut().zip(&calls) {
+            client.send(method, fields);
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        known.has_head.store(true, Ordering::SeqCst);
+        for (client, (method, _)) in clients.iter_mut().zip(&calls) {
+            let (kind, answer) = client.answer();
+            assert!(kind == REPLY, "{method}, chain {headless}: {}", String::from_utf8_lossy(&answer));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_stops_tells_those_who_wait_for_a_head_that_nothing_was_done() {
+    let mut both = Both::start(Kind::Int);
+    both.two.known[0].has_head.store(false, Ordering::SeqCst);
+    let mut waiting: Vec<_> = (0..3).map(|_| both.client(0)).collect();
+    for client in &mut waiting {
+        client.send("put", &[text(1, b"7"), text(2, b"v")].concat());
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    both.handles.lock()[0].shutdown();
+    for client in &mut waiting {
+        let (kind, answer) = client.answer();
+        assert!(kind == EXCEPTION && contains(&answer, "nothing was done: this server stops"), "{answer:?}");
+    }
+    // They hold up nothing: it ends without the time that is left to calls under way.
+    both.threads.remove(0).join().unwrap();
 }
 
 #[test]

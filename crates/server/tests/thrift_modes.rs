@@ -544,14 +544,17 @@ fn another_server_is_told_that_it_is_not_known_what_became_of_its_write() {
     };
     *running.store.refuses.lock() = Some(Error::Full { needed: 1, free: 0 });
     let refused = put("k").join().unwrap();
-    assert!(!refused.unknown && refused.message.contains("full"), "{refused:?}");
+    assert!(!refused.unknown && !refused.undone && refused.message.contains("full"), "{refused:?}");
+    *running.store.refuses.lock() = Some(Error::NotServing { cause: "the lease has run out".into() });
+    let refused = put("k").join().unwrap();
+    assert!(!refused.unknown && refused.undone && refused.message.contains("the lease"), "{refused:?}");
     *running.store.refuses.lock() = None;
     // Applied, and not durable when the server ends.
     let under_way = put("k");
     running.eventually("it is applied", || running.store.writes() == 1);
     running.handle.shutdown();
     let told = under_way.join().unwrap();
-    assert!(told.unknown && told.message.contains("not known"), "{told:?}");
+    assert!(told.unknown && !told.undone && told.message.contains("not known"), "{told:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use esker::engine::{Damage, Engine};
+use esker::objects::Error;
 
 use super::compact::gained;
 use crate::exit::Failure;
@@ -35,10 +36,10 @@ fn get(place: &Mutex<String>) -> String {
 }
 
 impl Task {
-    fn start<E: Into<Failure>>(
+    fn start(
         self: &Arc<Self>,
         name: &'static str,
-        work: impl FnOnce(&Self) -> Result<String, E> + Send + 'static,
+        work: impl FnOnce(&Self) -> Result<String, Error> + Send + 'static,
     ) -> Result<(), String> {
         if self.running.swap(true, Ordering::AcqRel) {
             return Err(format!("a {name} is under way; INFO esker tells how far it is"));
@@ -50,8 +51,13 @@ impl Task {
             let (ended, report) = match work(&task) {
                 Ok(report) => ("ok".to_string(), report),
                 Err(error) => {
-                    let failure = error.into().to_string();
-                    tracing::error!(error = failure, "the {name} failed");
+                    let closed = matches!(error, Error::Closed);
+                    let failure = Failure::from(error).to_string();
+                    if closed {
+                        tracing::info!("the {name} ended with the server");
+                    } else {
+                        tracing::error!(error = failure, "the {name} failed");
+                    }
                     (failure.replace(['\r', '\n'], " "), String::new())
                 }
             };
@@ -111,7 +117,7 @@ impl Tasks {
             if report.damaged > 0 {
                 tracing::error!(damaged = report.damaged, "the check found damage");
             }
-            Ok::<_, esker::objects::Error>(lines(report.entries(), &report.damage))
+            Ok(lines(report.entries(), &report.damage))
         })
     }
 
@@ -132,7 +138,7 @@ impl Tasks {
                 task.total.store(total, Ordering::Relaxed);
                 true
             })?;
-            Ok::<_, esker::objects::Error>(lines(report.entries(), &report.damage))
+            Ok(lines(report.entries(), &report.damage))
         })
     }
 
@@ -149,7 +155,7 @@ impl Tasks {
         let engine = Arc::clone(engine);
         self.compact.start("compaction", move |task| {
             let compact = || {
-                engine.compact(&mut |done, total| {
+                engine.compact_beside_clients(&mut |done, total| {
                     task.done.store(done, Ordering::Relaxed);
                     task.total.store(total, Ordering::Relaxed);
                     true
@@ -157,7 +163,7 @@ impl Tasks {
             };
             let gained = gained(&|| engine.stats(), compact)?;
             let figures = gained.map(|(name, value)| (name, value.to_string()));
-            Ok::<_, esker::objects::Error>(lines(figures.into(), &[]))
+            Ok(lines(figures.into(), &[]))
         })
     }
 
@@ -176,7 +182,7 @@ impl Tasks {
             let report = engine.grow()?;
             task.total.store(report.after_bytes, Ordering::Relaxed);
             task.done.store(report.added_segments, Ordering::Relaxed);
-            Ok::<_, esker::objects::Error>(String::new())
+            Ok(String::new())
         })
     }
 

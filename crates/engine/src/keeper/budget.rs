@@ -34,7 +34,7 @@ impl Keeper {
 
     /// Has all index pages leave memory that can, whatever the budget. How many left.
     pub fn drop_all_pages(&self) -> u64 {
-        let mut work = self.work.lock();
+        let mut work = self.lock_work();
         let work = &mut *work;
         if !work.whole {
             return 0;

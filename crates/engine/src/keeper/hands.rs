@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use esker_store::{Error, Result};
 
 use super::moving::{Job, Origin};
+use super::rests::Rests;
 use super::work::Work;
 use super::{FLYING_SEGMENTS, Keeper, READS_TRIED};
 use crate::clean::{Batch, Mover};
@@ -22,11 +23,20 @@ use crate::segments::Usage;
 pub(super) struct Hands<'a> {
     keeper: &'a Keeper,
     from: Origin,
+    rests: Option<&'a Rests>,
 }
 
 impl Mover for Hands<'_> {
     fn copied(&self, bytes: u64) {
         self.keeper.moving.note_gathered(bytes);
+    }
+
+    fn rest(&self) {
+        if let Some(rests) = self.rests {
+            let (moving, counters) = (&self.keeper.moving, &self.keeper.counters);
+            let rested = rests.after_work(moving.worked(), || self.keeper.is_awaited());
+            counters.rested_us.fetch_add(rested.as_micros() as u64, Ordering::Relaxed);
+        }
     }
 
     fn hand(&self, batch: Batch, copies: Writes) -> Result<()> {
@@ -46,14 +56,14 @@ impl Mover for Hands<'_> {
 
 impl Keeper {
     /// What moves the copies of a segment that is about to be cleaned.
-    pub(super) fn mover(&self, work: &Work, victim: &Usage) -> Hands<'_> {
+    pub(super) fn mover<'a>(&'a self, work: &Work, victim: &Usage, rests: Option<&'a Rests>) -> Hands<'a> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let from = Origin {
             victim: victim.generation,
             oldest: work.cold.open_generation().unwrap_or(0),
             lives: (victim.once + victim.index).clamp(segment_bytes / 64, segment_bytes),
         };
-        Hands { keeper: self, from }
+        Hands { keeper: self, from, rests }
     }
 
     /// The life of the thread that moves. After a panic nothing moves any more, and the keeper is told so.
@@ -105,7 +115,7 @@ impl Keeper {
         log.commit(true);
         log.mark().failure().map_or(Ok(()), Err)?;
         self.count_move();
-        let logged = job.batch.relocate(&self.parts, self.seed);
+        let logged = job.batch.relocate(&self.parts, self.seed, &mut || self.moving.note_worked());
         self.count_move();
         logged.map_err(|error| self.stop_if_failed(error))?;
         Ok(copied * (self.parts.segments.segment_bytes - from.lives) / from.lives)
@@ -142,6 +152,12 @@ impl Keeper {
             // The next checkpoint frees what it can.
             Error::Full { .. } => {
                 work.spent.insert(victim, false);
+                return Ok(());
+            }
+            // It is no fault of the segment that memory is short.
+            Error::Io { ref source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => {
+                work.spent.insert(victim, false);
+                tracing::warn!(generation = victim, %error, "not cleaned now");
                 return Ok(());
             }
             Error::Corrupt { .. } => {

@@ -7,9 +7,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::clean::Batch;
 use crate::cold::Writes;
@@ -54,6 +56,8 @@ pub(super) struct Moving {
     changed: Condvar,
     /// Bytes copied and not handed on.
     gathered: AtomicU64,
+    /// Processor time of the thread that moves, in nanoseconds.
+    worked: AtomicU64,
 }
 
 /// Segments that are to stay until batches have moved.
@@ -95,6 +99,17 @@ impl Moving {
     /// So many bytes are copied and not handed on.
     pub fn note_gathered(&self, bytes: u64) {
         self.gathered.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Called by the thread that moves, now and then.
+    pub fn note_worked(&self) {
+        let worked = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
+        self.worked.store(worked.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Processor time of the thread that moves, until it last said so.
+    pub fn worked(&self) -> Duration {
+        Duration::from_nanos(self.worked.load(Ordering::Relaxed))
     }
 
     /// Gives a batch to the thread; back if there is none yet, or any more.

@@ -10,7 +10,7 @@ use esker_store::Result;
 use super::choose::is_tight;
 use super::free::not_given_back;
 use super::work::{Asking, Full, Work};
-use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS};
+use super::{FULL_SHARE, IDLE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS};
 use crate::commit::{Cleaner, Gate, stopped};
 
 /// Free segments that writes leave alone beside those of a checkpoint.
@@ -246,6 +246,16 @@ impl Keeper {
     /// not become free.
     pub(super) fn is_tight(&self) -> bool {
         is_tight(self.parts.log.segments_left(), self.checkpoint_segments())
+    }
+
+    /// Whether writers may have to wait for the cleaner, now or soon.
+    pub(super) fn is_nearly_short(&self) -> bool {
+        self.is_nearly_short_with(self.parts.log.segments_left())
+    }
+
+    /// The same with so many segments left.
+    pub(super) fn is_nearly_short_with(&self, left: u64) -> bool {
+        left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS
     }
 }
 

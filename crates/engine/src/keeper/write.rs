@@ -11,8 +11,8 @@ use esker_store::{Error, Result};
 
 use super::work::Work;
 use super::{
-    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SHARED_SYNC_BYTES,
-    SLACK_PARTS, SLACK_SEGMENTS,
+    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, RESCUE_SEGMENTS, SHARED_SYNC_BYTES, SLACK_PARTS,
+    SLACK_SEGMENTS,
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
@@ -216,7 +216,7 @@ impl Keeper {
         // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint,
         // so that they are slowed down evenly and do not stand still for the rest of it.
         let slack = self.parts.segments.segment_bytes * SLACK_SEGMENTS;
-        let paced = left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS;
+        let paced = self.is_nearly_short_with(left);
         let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
         let mut given = 0;
         // A small last checkpoint has one sync with the end of the log; that does not wait for a large one.

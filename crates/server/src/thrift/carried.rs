@@ -13,7 +13,7 @@ use esker_wire::proto::store::Pair;
 
 use super::arguments::BATCH_MAX;
 use super::call::{Asked, PAGE_MAX, WriteMode, key, text_of};
-use super::encode::{Exception, ExceptionKind, Given};
+use super::encode::{Effect, Exception, ExceptionKind, Given};
 use super::kept::{Kept, KeptPage};
 
 fn strange(what: &str) -> Exception {
@@ -135,8 +135,9 @@ pub(super) fn response(answer: Result<Kept<Given>, Exception>) -> AskKeysRespons
         Ok(Kept::Done(Given::I32(number))) => response.number = number.into(),
         Ok(Kept::Done(Given::I64(number))) => response.number = number,
         Ok(Kept::Done(Given::Bool(holds))) => response.number = holds.into(),
-        Err(Exception { kind, message, is_unknown: unknown }) => {
-            response.error = Some(KeyError { kind: kind as u32, message, unknown });
+        Err(Exception { kind, message, effect }) => {
+            let (unknown, undone) = (effect == Effect::Unknown, effect == Effect::None);
+            response.error = Some(KeyError { kind: kind as u32, message, unknown, undone });
         }
     }
     response
@@ -165,10 +166,15 @@ pub(super) fn page_response(page: KeptPage) -> AskKeysResponse {
 }
 
 fn refusal(response: &AskKeysResponse) -> Option<Exception> {
-    let KeyError { kind, message, unknown } = response.error.as_ref()?;
+    let KeyError { kind, message, unknown, undone } = response.error.as_ref()?;
     let kinds = [ExceptionKind::Unknown, ExceptionKind::InternalError, ExceptionKind::ProtocolError];
     let kind = kinds.into_iter().find(|known| *known as u32 == *kind).unwrap_or(ExceptionKind::InternalError);
-    Some(Exception { kind, message: message.clone(), is_unknown: *unknown })
+    let effect = match (unknown, undone) {
+        (true, _) => Effect::Unknown,
+        (false, true) => Effect::None,
+        (false, false) => Effect::AsTold,
+    };
+    Some(Exception { kind, message: message.clone(), effect })
 }
 
 /// What a call came to at another chain, whose answer is not too large.

@@ -312,7 +312,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         self.guest.permit(service.name(), &asked)?;
         let (counts, memory, shares) =
             (Arc::clone(&common.counts), Arc::clone(&common.memory), Arc::clone(&common.shares));
-        let means = Means { service, counts, memory, shares, patience: self.patience() };
+        let (patience, stopping) = (self.patience(), self.stopping.clone());
+        let means = Means { service, counts, memory, shares, patience, stopping };
         spread::run(means, asked, (bytes.len(), &mut self.memory)).await
     }
 

@@ -42,6 +42,18 @@ pub enum ExceptionKind {
     ProtocolError = 7,
 }
 
+/// What a call that failed has done, where its message alone would not do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effect {
+    /// What the message says.
+    #[default]
+    AsTold,
+    /// It is not known.
+    Unknown,
+    /// Nothing, and it may be done soon: the chain has no head now.
+    None,
+}
+
 /// An error, as a client is told it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exception {
@@ -49,18 +61,18 @@ pub struct Exception {
     pub kind: ExceptionKind,
     /// What happened, for people.
     pub message: String,
-    /// It is not known what was done of a call that writes; its message says so.
-    pub is_unknown: bool,
+    /// What was done of a call that writes; where that is not known the message says so.
+    pub effect: Effect,
 }
 
 impl Exception {
     pub(super) fn new(kind: ExceptionKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), is_unknown: false }
+        Self { kind, message: message.into(), effect: Effect::AsTold }
     }
 
     /// It is not known whether it was done.
     pub(super) fn unknown(message: impl Into<String>) -> Self {
-        Self { is_unknown: true, ..Self::internal(message) }
+        Self { effect: Effect::Unknown, ..Self::internal(message) }
     }
 
     /// What was asked for cannot be.

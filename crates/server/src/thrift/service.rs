@@ -23,7 +23,7 @@ use esker_store::{ATTEMPTS_MAX, Error as StoreError, WhenBusy};
 use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
 use super::config::KeptMode;
 use super::dirty::{Dirty, Reserved, Weight};
-use super::encode::{Exception, Given};
+use super::encode::{Effect, Exception, Given};
 use super::memory::ANSWER_BYTES_MAX;
 use super::ring::{Sharing, Stand};
 
@@ -246,7 +246,7 @@ impl KeyService {
                 // Of int keys it goes through all ranges, so not on a thread that answers.
                 let (count, barrier) = waiting(move || namespace.len().into_parts()).await?;
                 reached(barrier).await?;
-                let count = count.map_err(told_of_store)?;
+                let count = count.map_err(undone)?;
                 Ok(Given::I64(i64::try_from(count).unwrap_or(i64::MAX)))
             }
             Asked::Mode => Ok(Given::I32(self.mode() as i32)),
@@ -275,7 +275,7 @@ impl KeyService {
             waiting(move || read(&namespace).into_parts()).await?
         };
         reached(barrier).await?;
-        value.map_err(told_of_store)
+        value.map_err(undone)
     }
 
     /// The pairs that are there of these keys.
@@ -413,6 +413,7 @@ impl KeyService {
                     }
                     continue;
                 }
+                Attempted::Failed(KvError::Store(error)) => return Err(undone(error).into()),
                 Attempted::Failed(error) => return Err(told(error).into()),
                 Attempted::Gone => return Err(Stopped::Gone),
                 Attempted::Made(value, committed) => (value, committed),
@@ -440,7 +441,7 @@ impl KeyService {
                 }
                 Err(error) => {
                     reached(barrier).await?;
-                    return Err(told_of_store(error).into());
+                    return Err(undone(error).into());
                 }
                 Ok(()) => {
                     let outcome = if let Some(reserved) = reserved {
@@ -457,7 +458,7 @@ impl KeyService {
                     // Before a safe one is answered as well: others that came later may have been answered early.
                     let in_time = self.dirty.in_time().await;
                     let late = |error| Exception {
-                        is_unknown: true,
+                        effect: Effect::Unknown,
                         ..stuck(outcome, "are too old (thrift_async_age)", &error)
                     };
                     return in_time.map(|()| value).map_err(|error| late(error).into());
@@ -585,6 +586,13 @@ fn told(error: KvError) -> Exception {
         KvError::Store(error) => told_of_store(error),
         error => Exception::internal(error.to_string()),
     }
+}
+
+/// Of a call that was not applied: where that is because the chain has no head now, it may be soon.
+fn undone(error: StoreError) -> Exception {
+    let is_undone = matches!(error, StoreError::NotServing { .. });
+    let told = told_of_store(error);
+    if is_undone { Exception { effect: Effect::None, ..told } } else { told }
 }
 
 fn told_of_store(error: StoreError) -> Exception {

@@ -20,13 +20,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_kv::{OwnedKey, SLOTS, VALUE_BYTES_MAX};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::call::{Asked, cursor_behind, text_of};
 use super::carried;
 use super::counts::ThriftCounts;
-use super::encode::{Exception, Given};
+use super::encode::{Effect, Exception, Given};
 use super::kept::{Kept, KeptPage, UNKNOWN};
 use super::memory::{ANSWER_BYTES_MAX, HeldMemory, MessageMemory, ThriftMemory};
 use super::ring::{AskError, Keepers, Sharing, Sight};
@@ -54,6 +55,8 @@ pub(super) struct Means {
     pub(super) shares: Arc<Shares>,
     /// Memory for what is read here is waited for so long.
     pub(super) patience: Duration,
+    /// The server stops: nothing is tried again.
+    pub(super) stopping: watch::Receiver<bool>,
 }
 
 impl Means {
@@ -147,8 +150,14 @@ impl Spread {
             let seconds = PATIENCE.as_secs();
             return Err(Exception::internal(format!("{why}, for {seconds} s; nothing was done: try again later")));
         }
-        tokio::time::sleep((PATIENCE.saturating_sub(left) / 8).clamp(AGAIN, AGAIN_MAX)).await;
-        Ok(())
+        let mut stopping = self.means.stopping.clone();
+        tokio::select! {
+            // One that is gone stops as well.
+            _ = stopping.wait_for(|stopping| *stopping) => {
+                Err(Exception::internal(format!("{why}; nothing was done: this server stops")))
+            }
+            () = tokio::time::sleep((PATIENCE.saturating_sub(left) / 8).clamp(AGAIN, AGAIN_MAX)) => Ok(()),
+        }
     }
 
     /// Does a part of a call, or has another chain do it.
@@ -421,22 +430,38 @@ impl Spread {
         let asked = Asked::Iterate { after: after.clone(), limit };
         let Some(chain) = chain else {
             let held = self.means.to_read(&asked).await?;
-            let page = self.means.service.page_kept(after, limit, self.until).await?;
-            return Ok(Ok((page, if several { HeldMemory::new() } else { held })));
+            return match self.means.service.page_kept(after, limit, self.until).await {
+                Ok(page) => Ok(Ok((page, if several { HeldMemory::new() } else { held }))),
+                Err(exception) if exception.effect == Effect::None => Ok(Err(why_undone(exception))),
+                Err(exception) => Err(exception),
+            };
         };
         match self.ask(&chain, &asked, ANSWER_BYTES_MAX).await? {
-            Ok(response) => Ok(Ok((carried::page_given(response, self.means.service.kind())?, HeldMemory::new()))),
+            Ok(response) => match carried::page_given(response, self.means.service.kind()) {
+                Ok(page) => Ok(Ok((page, HeldMemory::new()))),
+                Err(exception) if exception.effect == Effect::None => Ok(Err(why_undone(exception))),
+                Err(exception) => Err(exception),
+            },
             Err(AskError::NotAsked(why) | AskError::Unknown(why)) => Ok(Err(why)),
         }
+    }
+}
+
+/// Why nothing was done, as text that is followed by that; never empty.
+fn why_undone(Exception { message, .. }: Exception) -> String {
+    match message.strip_prefix("nothing was done: ").unwrap_or(&message) {
+        "" => "its chain does not say why".into(),
+        why => why.into(),
     }
 }
 
 /// What was done of a part, with memory for what it has read.
 fn part_of(asked: &Asked, done: Result<Kept<Given>, Exception>, held: HeldMemory) -> Part {
     match done {
-        Err(exception) if exception.is_unknown && asked.writes() => Part::Unknown(exception),
+        Err(exception) if exception.effect == Effect::Unknown && asked.writes() => Part::Unknown(exception),
         Ok(Kept::Done(given)) => Part::Done(given, held),
         Ok(Kept::Elsewhere) => Part::Again("slots of its keys go from chain to chain".into()),
+        Err(exception) if exception.effect == Effect::None => Part::Again(why_undone(exception)),
         Err(exception) => Part::Failed(exception),
     }
 }

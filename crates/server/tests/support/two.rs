@@ -11,6 +11,7 @@ use esker_server::resp::{
     Closed, Cluster, ClusterNode, ClusterView, Config, Moving, NoEngineInfo, SlotEpoch, SlotRange, SlotRecords,
     SlotState,
 };
+use esker_store::{CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, Transaction};
 use parking_lot::Mutex;
 
 use super::{Client, Running, config};
@@ -21,6 +22,8 @@ pub struct Known {
     ports: ArcSwap<[u16; 2]>,
     /// Not: what the first chain keeps is not the concern of this one, which is by itself.
     pub shares: AtomicBool,
+    /// Not: its store answers nothing.
+    pub has_head: AtomicBool,
     making: Mutex<()>,
     pub records: ArcSwap<SlotRecords>,
     pub view: ArcSwap<ClusterView>,
@@ -41,7 +44,15 @@ impl Known {
     fn new(own: usize) -> Self {
         let (ports, records) = (ArcSwap::from_pointee([1, 1]), ArcSwap::default());
         let view = ArcSwap::from_pointee(Self::made(own, [1, 1], true, &SlotRecords::new()));
-        Self { own, ports, shares: AtomicBool::new(true), making: Mutex::default(), records, view }
+        Self {
+            own,
+            ports,
+            shares: AtomicBool::new(true),
+            has_head: AtomicBool::new(true),
+            making: Mutex::default(),
+            records,
+            view,
+        }
     }
 
     fn made(own: usize, ports: [u16; 2], shares: bool, records: &SlotRecords) -> ClusterView {
@@ -97,11 +108,42 @@ pub struct Two {
     thrift: Option<(String, Kind)>,
 }
 
+/// A chain's store, which answers nothing while it has no head.
+struct Headed {
+    store: Arc<MemoryStore>,
+    known: Arc<Known>,
+}
+
+impl Headed {
+    fn look(&self) -> Result<(), Error> {
+        let cause = || "the lease has run out".into();
+        if self.known.has_head.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::NotServing { cause: cause() }) }
+    }
+}
+
+impl Forward for Headed {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn before(&self, _object: Option<&ObjectId>) -> Result<(), Error> {
+        self.look()
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        match self.look() {
+            Ok(()) => self.store.submit(txn),
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+}
+
 fn server(own: usize, store: Arc<MemoryStore>, thrift: Option<(String, Kind)>) -> (Running, Arc<Known>) {
     let known = Arc::new(Known::new(own));
     let cluster = Some(Arc::clone(&known) as Arc<dyn Cluster>);
     let config = Config { cluster, int_databases: vec![1], thrift_namespace: thrift, ..config() };
-    (Running::start_on(store, config, Arc::new(SystemClock), Arc::new(NoEngineInfo)), known)
+    let seen = Arc::new(Headed { store: Arc::clone(&store), known: Arc::clone(&known) });
+    (Running::start_over(store, seen, config, Arc::new(SystemClock), Arc::new(NoEngineInfo)), known)
 }
 
 impl Two {

@@ -25,6 +25,7 @@ const COUNTERS: &[&str] = &[
     "cleaned_copy_bytes",
     "cleaned_segments",
     "cold_write_bytes",
+    "compact_rested_us",
     "compressed_kept",
     "compressed_raw_bytes",
     "compressed_refused",

@@ -1,0 +1,145 @@
+//! Rests: a compaction beside clients takes a part of a processor, and only as long as clients leave it more.
+//!
+//! a record is cleaned → so long since the last rest? → other threads of the process worked meanwhile? → a rest
+//!
+//! Invariant: none waits for one that rests: a rest ends as soon as it is awaited, and is short.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// So long it works between two rests: less than what a client notices.
+const WORK: Duration = Duration::from_millis(1);
+/// A rest is so many times as long as the work before it, ...
+const REST_PARTS: u32 = 3;
+/// ... of which no more counts: it may have waited for the device.
+const WORK_MAX: Duration = Duration::from_millis(10);
+/// Whether it is awaited is looked at so often.
+const LOOK: Duration = Duration::from_millis(2);
+/// Other threads are at work if they take more than one part in so many of a processor.
+const OTHERS_PARTS: u32 = 3;
+
+/// When a compaction has rested last, and what other threads had worked until then.
+pub(super) struct Rests {
+    since: Cell<Instant>,
+    others: Cell<Duration>,
+}
+
+impl Default for Rests {
+    fn default() -> Self {
+        Self { since: Cell::new(Instant::now()), others: Cell::new(Duration::ZERO) }
+    }
+}
+
+impl Rests {
+    /// Work begins. The thread that moves what is copied, and is none of the others, has `moved` for so long.
+    pub fn begin(&self, moved: Duration) {
+        self.since.set(Instant::now());
+        self.others.set(others_worked(moved));
+    }
+
+    /// Between two pieces of work: rests, if that is due, and until it `is_awaited`. Returns for how long.
+    pub fn after_work(&self, moved: Duration, is_awaited: impl Fn() -> bool) -> Duration {
+        let began = Instant::now();
+        let worked = began.saturating_duration_since(self.since.get());
+        if worked < WORK {
+            return Duration::ZERO;
+        }
+        let rest = rest_after(worked, others_worked(moved).saturating_sub(self.others.get()));
+        while !is_over(began, rest) && !is_awaited() {
+            std::thread::sleep(rest.saturating_sub(began.elapsed()).min(LOOK));
+        }
+        let rested = if rest.is_zero() { rest } else { began.elapsed() };
+        self.begin(moved);
+        rested
+    }
+}
+
+fn is_over(began: Instant, rest: Duration) -> bool {
+    began.elapsed() >= rest
+}
+
+/// How long a rest is due after so much work, and so much of others meanwhile.
+fn rest_after(worked: Duration, others: Duration) -> Duration {
+    if worked < WORK || others * OTHERS_PARTS <= worked { Duration::ZERO } else { worked.min(WORK_MAX) * REST_PARTS }
+}
+
+/// Processor time of the process without that of this thread, and of the one that moves.
+fn others_worked(moved: Duration) -> Duration {
+    let time = |clock| Duration::try_from(clock_gettime(clock)).unwrap_or_default();
+    time(ClockId::ProcessCPUTime).saturating_sub(time(ClockId::ThreadCPUTime) + moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn work_for(time: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < time {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn a_rest_is_three_times_as_long_as_the_work_beside_others_and_never_long() {
+        let ms = Duration::from_millis;
+        for (worked, others, rest) in [
+            (0, 0, 0),
+            (1, 0, 0),
+            (3, 1, 0),
+            (3, 2, 9),
+            (1, 1, 3),
+            (10, 20, 30),
+            (11, 20, 30),
+            (60_000, 60_000, 30),
+            (60_000, 20_000, 0),
+        ] {
+            assert_eq!(rest_after(ms(worked), ms(others)), ms(rest), "{worked} ms, others {others}");
+        }
+        assert_eq!(rest_after(WORK - Duration::from_nanos(1), ms(1)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_rest_lasts_as_long_as_it_should_and_ends_as_soon_as_it_is_awaited() {
+        let over = Arc::new(AtomicBool::new(false));
+        let other = {
+            let over = Arc::clone(&over);
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    work_for(Duration::from_millis(1));
+                }
+            })
+        };
+        let rests = Rests::default();
+        // As often as it takes until the other thread has had a processor.
+        let rest = |is_awaited: &dyn Fn() -> bool| loop {
+            rests.begin(Duration::ZERO);
+            work_for(Duration::from_millis(40));
+            let (looks, began) = (Cell::new(0), Instant::now());
+            let rested = rests.after_work(Duration::ZERO, || {
+                looks.set(looks.get() + 1);
+                is_awaited()
+            });
+            if looks.get() > 0 {
+                assert!(rested <= began.elapsed());
+                break (looks.get(), rested);
+            }
+        };
+        let (looks, rested) = rest(&|| false);
+        assert!(looks > 1 && rested >= WORK_MAX * REST_PARTS, "{looks} looks, {rested:?}");
+        let (looks, _) = rest(&|| true);
+        assert_eq!(looks, 1, "it is not slept while it is awaited");
+        // What moved is no other: here it is said to have done all that was done.
+        rests.begin(Duration::ZERO);
+        work_for(Duration::from_millis(40));
+        let rested = rests.after_work(Duration::MAX / 2, || unreachable!("nothing else has worked"));
+        assert_eq!(rested, Duration::ZERO);
+        over.store(true, Ordering::Relaxed);
+        other.join().unwrap();
+    }
+}
