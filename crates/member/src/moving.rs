@@ -56,11 +56,11 @@ pub trait Takes: Send + Sync + 'static {
     /// Why it is not known that they are taken.
     fn take(&self, request: proto::TakeSlotsRequest) -> Answer<bool>;
 
-    /// Whether the chain keeps these slots; if not, it never will by what was begun before.
+    /// Which of these slots the chain keeps; the others it never will by what was begun before.
     ///
     /// # Errors
     /// Why that is not known.
-    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<bool>;
+    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<Vec<u32>>;
 }
 
 struct Service(Weak<Desk<dyn Takes>>);
@@ -123,8 +123,8 @@ impl Moving for Service {
     ) -> Result<Response<proto::SettleSlotsResponse>, Status> {
         let request = request.into_inner();
         self.desk()?.check(&request.cluster)?;
-        let kept = self.answer(&request.chain.clone(), move |taker| taker.settle(request)).await?;
-        Ok(Response::new(proto::SettleSlotsResponse { kept }))
+        let slots = self.answer(&request.chain.clone(), move |taker| taker.settle(request)).await?;
+        Ok(Response::new(proto::SettleSlotsResponse { slots }))
     }
 }
 
@@ -230,9 +230,9 @@ impl MoveCalls {
     ///
     /// # Errors
     /// What the other side says; that it does not answer.
-    pub fn settle(&mut self, slots: Vec<proto::SlotEpoch>) -> Answer<bool> {
+    pub fn settle(&mut self, slots: Vec<proto::SlotEpoch>) -> Answer<Vec<u32>> {
         let request = proto::SettleSlotsRequest { chain: self.chain.clone(), cluster: self.cluster.clone(), slots };
         let mut client = self.client.clone();
-        Ok(self.asks.wait(CALL, async move { answered(client.settle_slots(request).await) })?.kept)
+        Ok(self.asks.wait(CALL, async move { answered(client.settle_slots(request).await) })?.slots)
     }
 }

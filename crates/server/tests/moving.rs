@@ -152,7 +152,7 @@ fn what_was_not_taken_is_opened_again_and_is_not_taken_later() {
     let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
     two.put(0, called, &closed);
     let waiting = later(two.client(0), "INCR foo");
-    assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+    assert_eq!(two.moving(1).settle(&[(FOO, 1)]).unwrap(), []);
     waits(&waiting);
     two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
     assert_eq!(waiting.join().unwrap(), ":2\r\n");
@@ -184,7 +184,7 @@ fn the_next_head_goes_on_from_what_was_closed() {
         let mut left = two.moving(0).left_closed();
         let (to, slots) = left.pop().unwrap();
         assert_eq!((to.as_str(), &slots[..], left.len()), ("b", &[(BAR, 1), (FOO, 1)][..], 0));
-        assert_eq!(two.moving(1).settle(&slots).unwrap(), taken);
+        assert_eq!(two.moving(1).settle(&slots).unwrap(), if taken { slots.clone() } else { Vec::new() });
         if taken {
             let found = two.moving(0).find(slots, to, &|| true).unwrap();
             assert_eq!(found.keys(), 2);
@@ -231,7 +231,7 @@ fn a_plan_that_is_stopped_takes_no_key_from_the_clients_of_a_chain_that_was_to_j
         // What was under way takes nothing any more.
         assert!(matches!(two.moving(1).put(called, false, &[]), Err(MoveError::NoMove(_))));
         assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
-        assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+        assert_eq!(two.moving(1).settle(&[(FOO, 1)]).unwrap(), []);
         two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
         two.client(0).check("MGET foo bar hello", "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n");
         b.check("DBSIZE", ":0\r\n");
@@ -311,7 +311,7 @@ fn a_head_that_took_over_takes_nothing_that_was_begun_before() {
     two.put(0, called, &closed);
     two.fail_over(1);
     assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
-    assert!(!two.moving(1).settle(&[(FOO, 1)]).unwrap());
+    assert_eq!(two.moving(1).settle(&[(FOO, 1)]).unwrap(), []);
     two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
     two.client(0).check("GET foo", "$1\r\n1\r\n");
 }
@@ -492,4 +492,60 @@ fn nothing_is_lost_or_done_twice_while_slots_go_to_and_fro() {
     let b = esker_kv::Kv::open(two.servers[1].store.clone(), Arc::new(SystemClock)).unwrap();
     assert!(b.namespace("db0", esker_kv::Kind::Bytes).unwrap().is_empty().wait().unwrap());
     assert!(redirected > 0);
+}
+
+#[test]
+fn a_move_that_begins_late_takes_back_no_slot_that_has_just_come() {
+    let two = Two::start();
+    two.client(0).check("SET foo 1", "+OK\r\n");
+    let called = two.begin(0, &[(FOO, 1)]);
+    let closed = two.moving(0).close(&[(FOO, 1)], "b").unwrap();
+    two.put(0, called, &closed);
+    let writing = two.known[1].writing.lock();
+    let takes = {
+        let moving = two.moving(1);
+        std::thread::spawn(move || moving.take(called, &[(FOO, 1)]))
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    // A head before had sent it.
+    let begins = {
+        let (moving, thrift) = (two.moving(1), two.moving(0).thrift());
+        std::thread::spawn(move || moving.begin(1_000_000, ("a", &thrift), &[(FOO, 1)]))
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    drop(writing);
+    assert!(takes.join().unwrap().unwrap());
+    let begun = begins.join().unwrap();
+    assert!(matches!(begun, Err(MoveError::Kept { slot: FOO, epoch: 1 })), "{begun:?}");
+    two.moving(0).give(&closed).unwrap();
+    two.client(0).check("GET foo", &two.moved(FOO, 1));
+    two.client(1).check("GET foo", "$1\r\n1\r\n");
+}
+
+#[test]
+fn of_two_batches_that_were_left_the_one_that_was_taken_goes_and_the_other_is_opened() {
+    let mut two = Two::start();
+    two.client(0).check("MSET foo 1 bar 2", "+OK\r\n");
+    let called = two.begin(0, &[(BAR, 1), (FOO, 1)]);
+    for (slot, taken) in [(BAR, true), (FOO, false)] {
+        let closed = two.moving(0).close(&[(slot, 1)], "b").unwrap();
+        two.put(0, called, &closed);
+        if taken {
+            assert!(two.moving(1).take(called, &[(slot, 1)]).unwrap());
+        }
+    }
+    two.fail_over(0);
+    let (to, left) = two.moving(0).left_closed().pop().unwrap();
+    assert_eq!(left, [(BAR, 1), (FOO, 1)]);
+    // However often it is asked.
+    for _ in 0..2 {
+        assert_eq!(two.moving(1).settle(&left).unwrap(), [(BAR, 1)]);
+    }
+    assert!(matches!(two.moving(1).take(called, &[(FOO, 1)]), Err(MoveError::NoMove(_))));
+    two.moving(0).reopen(&[(FOO, 1)], "b").unwrap();
+    let found = two.moving(0).find(vec![(BAR, 1)], to, &|| true).unwrap();
+    two.moving(0).give(&found).unwrap();
+    two.client(0).check("GET foo", "$1\r\n1\r\n");
+    two.client(0).check("GET bar", &two.moved(BAR, 1));
+    two.client(1).check("GET bar", "$1\r\n2\r\n");
 }

@@ -35,6 +35,19 @@ fn get(place: &Mutex<String>) -> String {
     place.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// When it is dropped the run is over: after a panic too, which is told.
+struct Ends<'a>(&'a Task);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            set(&self.0.ended, "panicked: see the log".into());
+            set(&self.0.report, String::new());
+        }
+        self.0.running.store(false, Ordering::Release);
+    }
+}
+
 impl Task {
     fn start(
         self: &Arc<Self>,
@@ -48,6 +61,7 @@ impl Task {
         self.total.store(0, Ordering::Relaxed);
         let task = Arc::clone(self);
         let run = move || {
+            let _ends = Ends(&task);
             let (ended, report) = match work(&task) {
                 Ok(report) => ("ok".to_string(), report),
                 Err(error) => {
@@ -63,7 +77,6 @@ impl Task {
             };
             set(&task.ended, ended);
             set(&task.report, report);
-            task.running.store(false, Ordering::Release);
         };
         let spawned = std::thread::Builder::new().name(format!("esker-{name}")).spawn(run);
         spawned.map(drop).map_err(|error| {
@@ -206,4 +219,24 @@ fn lines(figures: Vec<(&'static str, String)>, damage: &[Damage]) -> String {
         let _ = writeln!(text, "damage {} {}", damage.offset, damage.what.replace(['\r', '\n'], " "));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_panics_is_over_and_says_so() {
+        let task = Arc::new(Task::default());
+        let end = |task: &Task| {
+            while task.running.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            task.told()
+        };
+        task.start("compaction", |_| panic!("on purpose")).unwrap();
+        assert_eq!(end(&task), "status panicked: see the log\n");
+        task.start("compaction", |_| Ok("done\n".into())).unwrap();
+        assert_eq!(end(&task), "status ok\ndone\n");
+    }
 }

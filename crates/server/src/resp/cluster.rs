@@ -35,9 +35,15 @@ pub trait Cluster: Send + Sync {
     /// different heads are refused as `CROSSSLOT`, a slot without a head as `CLUSTERDOWN`.
     fn view(&self) -> Arc<ClusterView>;
 
+    /// A server of the chain begins: the number by which it tells records from now on, and those before tell none.
+    fn begin(&self) -> u64 {
+        0
+    }
+
     /// This is what the own chain records of slots that have gone to other chains, or come from them: of what is known
-    /// of a slot the higher epoch counts. [`Cluster::view`] goes by it when this returns.
-    fn tell(&self, _: &Arc<SlotRecords>) {}
+    /// of a slot the higher epoch counts. [`Cluster::view`] goes by it when this returns, unless another server has
+    /// begun since [`Cluster::begin`] gave this number.
+    fn tell(&self, _: u64, _: &Arc<SlotRecords>) {}
 }
 
 impl fmt::Debug for dyn Cluster {

@@ -237,12 +237,13 @@ impl Server {
             logins: Logins::default(),
             denials: Denials::default(),
             keyspace,
+            cluster_number: config.cluster.as_ref().map_or(0, |cluster| cluster.begin()),
             coming: moving::arrivals::Arrivals::default(),
             certificates,
             config,
         });
         if let Some(cluster) = &shared.config.cluster {
-            cluster.tell(&shared.keyspace.gate.records());
+            cluster.tell(shared.cluster_number, &shared.keyspace.gate.records());
         }
         let inboxes: Inboxes = Arc::new((0..threads).map(|_| Mutex::default()).collect());
         let (mut loops, mut wakers) = (Vec::new(), Vec::new());

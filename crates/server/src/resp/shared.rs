@@ -132,6 +132,8 @@ pub(crate) struct Shared {
     /// What connections over TLS are made from.
     pub(crate) certificates: Option<Arc<Certificates>>,
     pub(crate) keyspace: Keyspace,
+    /// Which server of the cluster's chain it is.
+    pub(crate) cluster_number: u64,
     /// Moves of slots to this chain.
     pub(crate) coming: Arrivals,
     pub(crate) clients: Clients,

@@ -232,6 +232,10 @@ impl Dirty {
         let mut ended = self.ended.subscribe();
         let _waits = self.wait();
         while self.is_late() {
+            // What was told before this has subscribed is not told again.
+            if self.room.is_closed() {
+                return Err(StoreError::Closed);
+            }
             next_end(&mut ended).await?;
         }
         if self.losses.load(Ordering::SeqCst) > losses { Err(StoreError::Restarted) } else { Ok(()) }

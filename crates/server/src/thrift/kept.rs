@@ -123,11 +123,15 @@ impl KeyService {
             })?;
             return Ok(KeptPage { pairs, last, spans: whole });
         };
+        let none = || Ok(KeptPage { pairs: Vec::new(), last: None, spans: Vec::new() });
         let mut attempts = 0;
         while attempts < PAGE_ATTEMPTS {
+            if attempts > 0 && Instant::now() >= until {
+                return none();
+            }
             if !are_here(sharing, &[], true, until).await? {
                 if Instant::now() >= until {
-                    return Ok(KeptPage { pairs: Vec::new(), last: None, spans: Vec::new() });
+                    return none();
                 }
                 tokio::time::sleep(AGAIN).await;
                 continue;

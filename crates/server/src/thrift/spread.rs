@@ -347,7 +347,13 @@ impl Spread {
     async fn set_mode(&self, asked: Asked) -> Result<Given, Exception> {
         let mut set = BTreeSet::new();
         loop {
-            let all = self.sharers().await?;
+            let all = self.sharers().await.map_err(|exception| match set.len() {
+                0 => exception,
+                count => {
+                    let message = exception.message.replace("nothing was done", "nothing more was done");
+                    Exception { message: format!("the mode is set at {count} chains: {message}"), ..exception }
+                }
+            })?;
             let mut under_way = JoinSet::new();
             for chain in all.difference(&set).cloned() {
                 let (own, asked) = (self.clone(), asked.clone());

@@ -24,6 +24,8 @@ pub struct Known {
     pub shares: AtomicBool,
     /// Not: its store answers nothing.
     pub has_head: AtomicBool,
+    /// Held: what is written waits.
+    pub writing: Mutex<()>,
     making: Mutex<()>,
     pub records: ArcSwap<SlotRecords>,
     pub view: ArcSwap<ClusterView>,
@@ -49,6 +51,7 @@ impl Known {
             ports,
             shares: AtomicBool::new(true),
             has_head: AtomicBool::new(true),
+            writing: Mutex::default(),
             making: Mutex::default(),
             records,
             view,
@@ -95,7 +98,7 @@ impl Cluster for Known {
         self.view.load_full()
     }
 
-    fn tell(&self, records: &Arc<SlotRecords>) {
+    fn tell(&self, _: u64, records: &Arc<SlotRecords>) {
         self.records.store(Arc::clone(records));
         self.make();
     }
@@ -132,7 +135,10 @@ impl Forward for Headed {
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         match self.look() {
-            Ok(()) => self.store.submit(txn),
+            Ok(()) => {
+                drop(self.known.writing.lock());
+                self.store.submit(txn)
+            }
             Err(error) => Completion::ready(Err(error)),
         }
     }

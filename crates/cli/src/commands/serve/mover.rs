@@ -33,6 +33,8 @@ const KEYS: usize = 64;
 const KEYS_MAX: usize = 4_096;
 /// Slots that are moved together at most.
 const SLOTS_MAX: usize = 256;
+/// While others go, it is looked so much later, measured by how long that took, what was left closed before.
+const LOOK_PARTS: u32 = 8;
 /// How often a batch is put again because a database was cleared meanwhile.
 const PUTS_MAX: usize = 8;
 
@@ -95,8 +97,9 @@ impl Takes for Taker {
         self.0.take(request.r#move, &heard(&request.slots)?).map_err(|error| error.to_string())
     }
 
-    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<bool> {
-        self.0.settle(&heard(&request.slots)?).map_err(|error| error.to_string())
+    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<Vec<u32>> {
+        let kept = self.0.settle(&heard(&request.slots)?).map_err(|error| error.to_string())?;
+        Ok(kept.into_iter().map(|(slot, _)| u32::from(slot)).collect())
     }
 }
 
@@ -158,9 +161,7 @@ impl Mover {
     }
 
     fn round(&self) -> Result<(), Stuck> {
-        // A chain that does not answer keeps no other from going on.
-        let left = self.moving.left_closed().into_iter().map(|(to, slots)| self.settle(slots, to, None).map(drop));
-        let settled: Result<(), Stuck> = left.collect::<Vec<_>>().into_iter().collect();
+        let settled = self.settle_left(WAIT);
         let given_up = self.moving.give_up()?;
         if given_up > 0 {
             let chain = self.chain.as_str();
@@ -174,6 +175,9 @@ impl Mover {
         for next in slots.due_of(&self.chain).filter(|next| is_told(&next.slot, next.epoch)) {
             due.entry(next.to).or_default().push((next.slot, next.epoch + 1));
         }
+        // What a chain was sent before is settled first, so that one batch at most is in doubt.
+        let in_doubt = self.moving.left_closed();
+        due.retain(|to, _| in_doubt.iter().all(|(of, _)| of != to));
         // A chain that takes none keeps no other from it.
         let moved = due.into_iter().map(|(to, slots)| {
             let moved = self.go(to, &slots);
@@ -181,6 +185,14 @@ impl Mover {
             moved
         });
         settled.and(moved.collect::<Vec<_>>().into_iter().collect())
+    }
+
+    /// Settles what was left closed; each chain that does not say is asked for so long. One that does not answer keeps
+    /// no other from going on.
+    fn settle_left(&self, patience: Duration) -> Result<(), Stuck> {
+        let left = self.moving.left_closed().into_iter();
+        let settled = left.map(|(to, slots)| self.settle(slots, to, None, patience).map(drop));
+        settled.collect::<Vec<_>>().into_iter().collect()
     }
 
     /// Tells the coordinator of slots that have gone, or come, and that it does not know of.
@@ -230,6 +242,7 @@ impl Mover {
         calls.begin((&self.chain, &self.moving.thrift()), called, told(&gathered))?;
         let (mut rest, mut keys_max) = (&gathered[..], KEYS);
         let (began, mut bytes) = (Instant::now(), 0);
+        let mut look_at = began + AGAIN;
         while let Some(((slot, _), _)) = rest.split_first() {
             // Keys come to be, and what is gathered may be less by then.
             let Some(first) = self.moving.gathered(*slot) else { break };
@@ -253,6 +266,12 @@ impl Mover {
             self.tell(batch, to)?;
             self.keep_to_rate(began, bytes);
             rest = others;
+            // What is closed for another chain does not stay so until all of these have gone.
+            let looked = Instant::now();
+            if looked >= look_at {
+                let _ = self.settle_left(Duration::ZERO);
+                look_at = Instant::now() + AGAIN.max(looked.elapsed() * LOOK_PARTS);
+            }
         }
         tracing::info!(chain = self.chain.as_str(), to, slots = gathered.len(), bytes, "slots went to another chain");
         Ok(())
@@ -285,7 +304,7 @@ impl Mover {
             }
             Err(Stuck(why)) => {
                 let slots = closed.slots().to_vec();
-                if self.settle(slots, to.to_owned(), Some(closed))? { Ok((0, CLOSED)) } else { Err(Stuck(why)) }
+                if self.settle(slots, to.to_owned(), Some(closed), WAIT)? { Ok((0, CLOSED)) } else { Err(Stuck(why)) }
             }
         }
     }
@@ -308,15 +327,21 @@ impl Mover {
         Err(Stuck(format!("the other chain was cleared {PUTS_MAX} times while keys came to it")))
     }
 
-    /// Asks the other chain whether it took slots that are closed, and has them given or opened again; whether it did.
-    /// Where it does not say so for a while they stay closed, for the next round.
-    fn settle(&self, slots: Vec<SlotEpoch>, to: String, closed: Option<Closed>) -> Result<bool, Stuck> {
+    /// Asks the other chain which slots that are closed it took, and has them given, or opened again; whether it took
+    /// all. Where it does not say so for a while, or is to be asked once, they stay closed, for the next time.
+    fn settle(
+        &self,
+        slots: Vec<SlotEpoch>,
+        to: String,
+        closed: Option<Closed>,
+        patience: Duration,
+    ) -> Result<bool, Stuck> {
         let since = Instant::now();
         let kept = loop {
             match self.calls(&to).and_then(|mut calls| calls.settle(told(&slots))) {
                 Ok(kept) => break kept,
                 Err(_) if !self.goes_on() => return Err(MoveError::Over.into()),
-                Err(why) if since.elapsed() >= WAIT => {
+                Err(why) if since.elapsed() >= patience => {
                     self.moving.tell_that_it_lasts();
                     let count = slots.len();
                     return Err(Stuck(format!("{count} slots stay closed, since the chain {to} does not say: {why}")));
@@ -324,15 +349,20 @@ impl Mover {
                 Err(_) => self.moving.wait(LOOK),
             }
         };
-        if !kept {
-            self.moving.reopen(&slots, &to)?;
+        // Of two batches that were left by one after the other, one may have been taken.
+        let (kept, others): (Vec<_>, Vec<_>) =
+            slots.into_iter().partition(|(slot, _)| kept.contains(&u32::from(*slot)));
+        if !others.is_empty() {
+            self.moving.reopen(&others, &to)?;
+        }
+        if kept.is_empty() {
             return Ok(false);
         }
-        let closed = match closed {
+        let closed = match closed.filter(|_| others.is_empty()) {
             Some(closed) => closed,
-            None => self.moving.find(slots, to, &|| self.goes_on())?,
+            None => self.moving.find(kept, to, &|| self.goes_on())?,
         };
         self.moving.give(&closed)?;
-        Ok(true)
+        Ok(others.is_empty())
     }
 }

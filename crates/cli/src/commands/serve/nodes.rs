@@ -40,6 +40,8 @@ struct Known {
     seen: Option<Arc<Seen>>,
     /// What the own chain has noted of slots.
     records: Arc<SlotRecords>,
+    /// The server that tells it.
+    number: u64,
 }
 
 /// What clients are told of the cluster.
@@ -279,8 +281,17 @@ impl Cluster for Nodes {
         self.view.load_full()
     }
 
-    fn tell(&self, records: &Arc<SlotRecords>) {
+    fn begin(&self) -> u64 {
         let mut known = self.known.lock();
+        known.number += 1;
+        known.number
+    }
+
+    fn tell(&self, number: u64, records: &Arc<SlotRecords>) {
+        let mut known = self.known.lock();
+        if number != known.number {
+            return;
+        }
         known.records = Arc::clone(records);
         self.make(&known);
     }
@@ -330,8 +341,12 @@ mod tests {
     }
 
     fn view_of(chain: Option<&str>, view: &View, seen: Option<&Seen>, records: SlotRecords) -> ClusterView {
-        let known =
-            Known { view: view.clone(), seen: seen.map(|seen| Arc::new(seen.clone())), records: Arc::new(records) };
+        let known = Known {
+            view: view.clone(),
+            seen: seen.map(|seen| Arc::new(seen.clone())),
+            records: Arc::new(records),
+            number: 0,
+        };
         made((ME, "h:101"), chain, &known).unwrap()
     }
 
@@ -471,5 +486,18 @@ mod tests {
         assert_eq!(id("", ServerId(0x17)), "6c62272e07bb014262b821756295c58d00000017");
         assert!(id("a", ME) != id("b", ME) && id("a", ME) != id("a", ServerId(2)));
         assert_eq!(u64::from(SLOTS), esker::kv::SLOTS);
+    }
+
+    #[test]
+    fn a_server_before_tells_nothing_any_more() {
+        let nodes = Nodes::new(ME, Some("h:101".into()), None).unwrap().unwrap();
+        let of = |slot: u16| {
+            let record = SlotRecord { state: SlotState::Here, epoch: 1, chain: "b".into() };
+            Arc::new(SlotRecords::from([(slot, record)]))
+        };
+        let (before, now) = (nodes.begin(), nodes.begin());
+        nodes.tell(now, &of(1));
+        nodes.tell(before, &of(2));
+        assert_eq!(nodes.known.lock().records, of(1));
     }
 }

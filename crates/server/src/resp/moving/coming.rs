@@ -45,6 +45,8 @@ impl Moving {
             return Err(MoveError::Thrift { theirs: thrift.to_owned(), own });
         }
         self.check_namespaces()?;
+        // Puts and takes hold it until they are done: none of these slots comes between the look and the records.
+        let mut begun = self.0.coming.begun.lock();
         let records = self.records();
         let view = self.0.config.cluster.as_ref().map(|cluster| cluster.view());
         for (slot, epoch) in slots {
@@ -63,13 +65,14 @@ impl Moving {
             return Err(MoveError::Alone);
         }
         // What was begun before for one of them is over.
-        self.0.coming.begun.lock().retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
+        begun.retain(|_, arrival| arrival.slots.keys().all(|slot| !wanted.contains_key(slot)));
         let has_had_any = records.values().any(|record| record.state != SlotState::Coming);
         let shares = has_had_any || view.as_ref().is_some_and(|view| view.heads_any());
         // From now on the chain takes no key of its own clients, though the plan is stopped meanwhile: what is in these
         // slots then was there before, or is left of moves.
         let next = self.noted(slots, SlotState::Coming, from);
         self.change(next.iter().map(|(slot, record)| (*slot, Some(record))));
+        drop(begun);
         let mut others = 0;
         // Writers that had not heard yet that the slots are shared.
         self.fence();
@@ -261,12 +264,12 @@ impl Moving {
         Ok(true)
     }
 
-    /// Whether the chain keeps these slots, in this epoch or a later one. If not, it never will by a move that has
+    /// Which of these slots the chain keeps, in this epoch or a later one. The others it never will by a move that has
     /// begun.
     ///
     /// # Errors
-    /// [`MoveError::Torn`]; the store's: it is not known.
-    pub fn settle(&self, slots: &[SlotEpoch]) -> Result<bool> {
+    /// The store's: it is not known.
+    pub fn settle(&self, slots: &[SlotEpoch]) -> Result<Vec<SlotEpoch>> {
         let mut arrivals = self.0.coming.begun.lock();
         let records = self.records();
         let is_here = |(slot, epoch): &&SlotEpoch| {
@@ -276,18 +279,15 @@ impl Moving {
                 SlotState::Leaving | SlotState::Gone | SlotState::Coming => record.epoch > *epoch,
             })
         };
-        let here = slots.iter().filter(is_here).count();
-        if here == slots.len() {
-            return Ok(true);
+        let here: Vec<SlotEpoch> = slots.iter().filter(is_here).copied().collect();
+        if here.len() == slots.len() {
+            return Ok(here);
         }
         arrivals.retain(|_, arrival| !slots.iter().any(|(slot, _)| arrival.slots.contains_key(slot)));
-        if here > 0 {
-            return Err(MoveError::Torn(slots.len()));
-        }
         // A head that is none any more would not know what its successor has taken: this it cannot have acknowledged.
         let server = self.server()?;
         server.put_with(SETTLED, Entry::default(), Durability::Always).wait()?;
-        Ok(false)
+        Ok(here)
     }
 }
 

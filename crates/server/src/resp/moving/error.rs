@@ -50,9 +50,6 @@ pub enum MoveError {
     /// What was put makes no sense.
     #[error("{0}")]
     Malformed(&'static str),
-    /// Some of the slots have come, and others have not.
-    #[error("some of {0} slots that go together are here, and others are not")]
-    Torn(usize),
     /// Reads of the slots that had begun did not end.
     #[error("reads of keys had begun before their slots were closed, and have not ended within {0:?}")]
     Readers(Duration),

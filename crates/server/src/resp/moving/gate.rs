@@ -94,8 +94,8 @@ pub(crate) struct Gate {
     records: ArcSwap<SlotRecords>,
     /// Some slots are leaving.
     closed: AtomicBool,
-    /// Those who would wait are told so.
-    refuses: AtomicBool,
+    /// Those of them whose commands do not wait, but are told that it may last.
+    refused: Mutex<BTreeSet<u16>>,
     /// One more with each change of the records.
     generation: AtomicU64,
     waiting: Mutex<Vec<Promise<()>>>,
@@ -105,6 +105,10 @@ pub(crate) struct Gate {
     reading: ArcSwap<()>,
     /// How often all keys of a database were removed.
     clears: AtomicU64,
+}
+
+fn leaves(records: &SlotRecords, slot: u16) -> bool {
+    records.get(&slot).is_some_and(|record| record.state == SlotState::Leaving)
 }
 
 fn closes(records: &SlotRecords) -> bool {
@@ -118,7 +122,7 @@ impl Gate {
             changing: Mutex::default(),
             closed: AtomicBool::new(closes(&records)),
             records: ArcSwap::from_pointee(records),
-            refuses: AtomicBool::new(false),
+            refused: Mutex::default(),
             generation: AtomicU64::new(0),
             waiting: Mutex::default(),
             gathers: AtomicBool::new(false),
@@ -149,18 +153,23 @@ impl Gate {
         if closed {
             self.closed.store(true, Ordering::SeqCst);
         }
+        self.refused.lock().retain(|slot| leaves(&records, *slot));
         self.records.store(records);
         if !closed {
             self.closed.store(false, Ordering::SeqCst);
-            self.refuses.store(false, Ordering::SeqCst);
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Tells those who wait, and would, that it may last.
+    /// Tells those who wait for slots that are closed now, and would, that it may last.
     pub(crate) fn refuse(&self) {
-        self.refuses.store(true, Ordering::SeqCst);
+        // None of them is opened between the look and the note.
+        let alone = self.changing.lock();
+        let records = self.records.load();
+        let closed = records.keys().copied().filter(|slot| leaves(&records, *slot));
+        self.refused.lock().extend(closed);
+        drop(alone);
         self.wake();
     }
 
@@ -171,19 +180,27 @@ impl Gate {
     }
 
     /// What becomes of a command with keys of these slots; `None`: it is run. `all`: it is about all keys.
-    pub(crate) fn hold(&self, mut slots: impl Iterator<Item = u16>, all: bool) -> Option<Held> {
+    pub(crate) fn hold(&self, slots: impl Iterator<Item = u16>, all: bool) -> Option<Held> {
         if !self.is_closed() {
             return None;
         }
         // Changes wake under the same lock, after they are made.
         let mut waiting = self.waiting.lock();
         let records = self.records.load();
-        let leaves = |slot: &u16| records.get(slot).is_some_and(|record| record.state == SlotState::Leaving);
-        let slot = if all { records.keys().copied().find(leaves) } else { slots.find(leaves) };
-        let slot = slot?;
-        if self.refuses.load(Ordering::SeqCst) {
+        let refused = self.refused.lock();
+        let mut waits = false;
+        let mut look = |slot: u16| {
+            waits |= leaves(&records, slot);
+            (leaves(&records, slot) && refused.contains(&slot)).then_some(slot)
+        };
+        let lasts = if all { records.keys().copied().find_map(&mut look) } else { { slots }.find_map(&mut look) };
+        if let Some(slot) = lasts {
             return Some(Held::Refused(slot));
         }
+        if !waits {
+            return None;
+        }
+        drop(refused);
         let (promise, woken) = promised("a slot that goes to another chain");
         waiting.push(promise);
         Some(Held::Wait(woken))
@@ -275,6 +292,14 @@ mod tests {
         gate.refuse();
         woken.wait().unwrap();
         assert!(matches!(hold(b"foo"), Some(Held::Refused(12_182))));
+        // Others that are closed later do not last because these do.
+        let both = [5_061, 12_182].map(|slot| (slot, records(slot, SlotState::Leaving)[&slot].clone()));
+        gate.set(Arc::new(both.into()));
+        assert!(matches!((hold(b"bar"), hold(b"foo")), (Some(Held::Wait(_)), Some(Held::Refused(12_182)))));
+        assert!(matches!(gate.hold(std::iter::empty(), true), Some(Held::Refused(12_182))));
+        gate.set(records(1, SlotState::Leaving));
+        gate.set(records(12_182, SlotState::Leaving));
+        assert!(matches!(hold(b"foo"), Some(Held::Wait(_))), "it was open meanwhile");
         gate.set(records(1, SlotState::Leaving));
         assert!(gate.hold([&b"bar"[..], b"foo"].map(slot_of).into_iter(), false).is_none());
     }

@@ -112,7 +112,7 @@ impl Moving {
         }
         let next = Arc::new(next);
         if let Some(cluster) = &self.0.config.cluster {
-            cluster.tell(&next);
+            cluster.tell(self.0.cluster_number, &next);
         }
         gate.set(next);
     }
