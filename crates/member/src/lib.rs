@@ -31,7 +31,7 @@ mod view;
 /// What heads of chains send one another: while slots of keys go from one chain to another, and for clients.
 pub mod messages {
     pub use esker_wire::proto::chain::{
-        AskKeysRequest, AskKeysResponse, BeginMoveRequest, PutKeysRequest, SettleSlotsRequest, SlotEpoch,
+        AskKeysRequest, AskKeysResponse, BeginMoveRequest, PutKeysRequest, SettleEachSlotRequest, SlotEpoch,
         TakeSlotsRequest,
     };
 }

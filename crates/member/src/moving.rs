@@ -60,7 +60,7 @@ pub trait Takes: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why that is not known.
-    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<Vec<u32>>;
+    fn settle(&self, request: proto::SettleEachSlotRequest) -> Answer<Vec<u32>>;
 }
 
 struct Service(Weak<Desk<dyn Takes>>);
@@ -117,14 +117,14 @@ impl Moving for Service {
         Ok(Response::new(proto::TakeSlotsResponse { taken }))
     }
 
-    async fn settle_slots(
+    async fn settle_each_slot(
         &self,
-        request: Request<proto::SettleSlotsRequest>,
-    ) -> Result<Response<proto::SettleSlotsResponse>, Status> {
+        request: Request<proto::SettleEachSlotRequest>,
+    ) -> Result<Response<proto::SettleEachSlotResponse>, Status> {
         let request = request.into_inner();
         self.desk()?.check(&request.cluster)?;
         let slots = self.answer(&request.chain.clone(), move |taker| taker.settle(request)).await?;
-        Ok(Response::new(proto::SettleSlotsResponse { slots }))
+        Ok(Response::new(proto::SettleEachSlotResponse { slots }))
     }
 }
 
@@ -231,8 +231,8 @@ impl MoveCalls {
     /// # Errors
     /// What the other side says; that it does not answer.
     pub fn settle(&mut self, slots: Vec<proto::SlotEpoch>) -> Answer<Vec<u32>> {
-        let request = proto::SettleSlotsRequest { chain: self.chain.clone(), cluster: self.cluster.clone(), slots };
+        let request = proto::SettleEachSlotRequest { chain: self.chain.clone(), cluster: self.cluster.clone(), slots };
         let mut client = self.client.clone();
-        Ok(self.asks.wait(CALL, async move { answered(client.settle_slots(request).await) })?.slots)
+        Ok(self.asks.wait(CALL, async move { answered(client.settle_each_slot(request).await) })?.slots)
     }
 }

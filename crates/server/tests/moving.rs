@@ -506,8 +506,10 @@ fn a_move_that_begins_late_takes_back_no_slot_that_has_just_come() {
         let moving = two.moving(1);
         std::thread::spawn(move || moving.take(called, &[(FOO, 1)]))
     };
-    std::thread::sleep(Duration::from_millis(100));
-    // A head before had sent it.
+    while two.known[1].waiting.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // A head before had sent it. It gets as far as it can.
     let begins = {
         let (moving, thrift) = (two.moving(1), two.moving(0).thrift());
         std::thread::spawn(move || moving.begin(1_000_000, ("a", &thrift), &[(FOO, 1)]))

@@ -34,7 +34,7 @@ impl Mover for Hands<'_> {
     fn rest(&self) {
         if let Some(rests) = self.rests {
             let (moving, counters) = (&self.keeper.moving, &self.keeper.counters);
-            let rested = rests.after_work(moving.worked(), || self.keeper.is_awaited());
+            let rested = rests.after_work(|| moving.worked(), || self.keeper.is_awaited());
             counters.rested_us.fetch_add(rested.as_micros() as u64, Ordering::Relaxed);
         }
     }
@@ -158,7 +158,7 @@ impl Keeper {
             Error::Io { ref source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => {
                 work.spent.insert(victim, false);
                 tracing::warn!(generation = victim, %error, "not cleaned now");
-                return Ok(());
+                return Err(error);
             }
             Error::Corrupt { .. } => {
                 // A page of the index is damaged: this segment is not tried again and again, but when the store is

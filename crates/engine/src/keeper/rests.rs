@@ -39,25 +39,23 @@ impl Rests {
         self.others.set(others_worked(moved));
     }
 
-    /// Between two pieces of work: rests, if that is due, and until it `is_awaited`. Returns for how long.
-    pub fn after_work(&self, moved: Duration, is_awaited: impl Fn() -> bool) -> Duration {
+    /// Between two pieces of work: rests, if that is due, and until it `is_awaited`. Returns for how long it slept.
+    /// `moved` as in [`Rests::begin`], now.
+    pub fn after_work(&self, moved: impl Fn() -> Duration, is_awaited: impl Fn() -> bool) -> Duration {
         let began = Instant::now();
         let worked = began.saturating_duration_since(self.since.get());
         if worked < WORK {
             return Duration::ZERO;
         }
-        let rest = rest_after(worked, others_worked(moved).saturating_sub(self.others.get()));
-        while !is_over(began, rest) && !is_awaited() {
-            std::thread::sleep(rest.saturating_sub(began.elapsed()).min(LOOK));
+        let rest = rest_after(worked, others_worked(moved()).saturating_sub(self.others.get()));
+        let mut slept = Duration::ZERO;
+        while slept < rest && !is_awaited() {
+            std::thread::sleep((rest - slept).min(LOOK));
+            slept = began.elapsed();
         }
-        let rested = if rest.is_zero() { rest } else { began.elapsed() };
-        self.begin(moved);
-        rested
+        self.begin(moved());
+        slept
     }
-}
-
-fn is_over(began: Instant, rest: Duration) -> bool {
-    began.elapsed() >= rest
 }
 
 /// How long a rest is due after so much work, and so much of others meanwhile.
@@ -121,10 +119,13 @@ mod tests {
             rests.begin(Duration::ZERO);
             work_for(Duration::from_millis(40));
             let (looks, began) = (Cell::new(0), Instant::now());
-            let rested = rests.after_work(Duration::ZERO, || {
-                looks.set(looks.get() + 1);
-                is_awaited()
-            });
+            let rested = rests.after_work(
+                || Duration::ZERO,
+                || {
+                    looks.set(looks.get() + 1);
+                    is_awaited()
+                },
+            );
             if looks.get() > 0 {
                 assert!(rested <= began.elapsed());
                 break (looks.get(), rested);
@@ -132,12 +133,11 @@ mod tests {
         };
         let (looks, rested) = rest(&|| false);
         assert!(looks > 1 && rested >= WORK_MAX * REST_PARTS, "{looks} looks, {rested:?}");
-        let (looks, _) = rest(&|| true);
-        assert_eq!(looks, 1, "it is not slept while it is awaited");
+        assert_eq!(rest(&|| true), (1, Duration::ZERO), "it does not sleep while it is awaited");
         // What moved is no other: here it is said to have done all that was done.
         rests.begin(Duration::ZERO);
         work_for(Duration::from_millis(40));
-        let rested = rests.after_work(Duration::MAX / 2, || unreachable!("nothing else has worked"));
+        let rested = rests.after_work(|| Duration::MAX / 2, || unreachable!("nothing else has worked"));
         assert_eq!(rested, Duration::ZERO);
         over.store(true, Ordering::Relaxed);
         other.join().unwrap();

@@ -379,12 +379,12 @@ impl Spread {
                 None => self.again(&why).await,
             };
             again.map_err(|exception| {
-                if all.len() < 2 {
+                if all.len() < 2 && set.is_empty() {
                     return exception;
                 }
                 let message = exception.message.replace("nothing was done", "nothing was done there");
-                let message = format!("the mode is set at {} of {} chains: {message}", set.len(), all.len());
-                Exception { message, ..exception }
+                let (done, all) = (set.len(), all.union(&set).count());
+                Exception { message: format!("the mode is set at {done} of {all} chains: {message}"), ..exception }
             })?;
         }
     }

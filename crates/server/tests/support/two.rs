@@ -24,8 +24,11 @@ pub struct Known {
     pub shares: AtomicBool,
     /// Not: its store answers nothing.
     pub has_head: AtomicBool,
-    /// Held: what is written waits.
+    /// The server that tells records.
+    number: AtomicU64,
+    /// Held: what is written waits; and how many writes do.
     pub writing: Mutex<()>,
+    pub waiting: AtomicU64,
     making: Mutex<()>,
     pub records: ArcSwap<SlotRecords>,
     pub view: ArcSwap<ClusterView>,
@@ -51,7 +54,9 @@ impl Known {
             ports,
             shares: AtomicBool::new(true),
             has_head: AtomicBool::new(true),
+            number: AtomicU64::new(0),
             writing: Mutex::default(),
+            waiting: AtomicU64::new(0),
             making: Mutex::default(),
             records,
             view,
@@ -98,7 +103,14 @@ impl Cluster for Known {
         self.view.load_full()
     }
 
-    fn tell(&self, _: u64, records: &Arc<SlotRecords>) {
+    fn begin(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn tell(&self, number: u64, records: &Arc<SlotRecords>) {
+        if number != self.number.load(Ordering::SeqCst) {
+            return;
+        }
         self.records.store(Arc::clone(records));
         self.make();
     }
@@ -136,7 +148,9 @@ impl Forward for Headed {
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         match self.look() {
             Ok(()) => {
+                self.known.waiting.fetch_add(1, Ordering::SeqCst);
                 drop(self.known.writing.lock());
+                self.known.waiting.fetch_sub(1, Ordering::SeqCst);
                 self.store.submit(txn)
             }
             Err(error) => Completion::ready(Err(error)),

@@ -97,7 +97,7 @@ impl Takes for Taker {
         self.0.take(request.r#move, &heard(&request.slots)?).map_err(|error| error.to_string())
     }
 
-    fn settle(&self, request: proto::SettleSlotsRequest) -> Answer<Vec<u32>> {
+    fn settle(&self, request: proto::SettleEachSlotRequest) -> Answer<Vec<u32>> {
         let kept = self.0.settle(&heard(&request.slots)?).map_err(|error| error.to_string())?;
         Ok(kept.into_iter().map(|(slot, _)| u32::from(slot)).collect())
     }
@@ -147,6 +147,8 @@ impl Mover {
                     LOOK
                 }
                 Err(Stuck(why)) => {
+                    // What is closed now is left from before, and may stay so.
+                    self.moving.tell_that_it_lasts();
                     if why != last_why && self.goes_on() {
                         tracing::warn!(chain = self.chain.as_str(), why, "slots do not go on to other chains");
                         last_why = why;
@@ -269,7 +271,9 @@ impl Mover {
             // What is closed for another chain does not stay so until all of these have gone.
             let looked = Instant::now();
             if looked >= look_at {
-                let _ = self.settle_left(Duration::ZERO);
+                if let Err(Stuck(why)) = self.settle_left(Duration::ZERO) {
+                    tracing::debug!(chain = self.chain.as_str(), why, "slots stay closed while others go");
+                }
                 look_at = Instant::now() + AGAIN.max(looked.elapsed() * LOOK_PARTS);
             }
         }

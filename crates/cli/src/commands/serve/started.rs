@@ -73,28 +73,53 @@ impl Started {
         };
         let server = server.map_err(failure)?;
         announced.into_iter().for_each(|store| announce(store, &server));
-        let handle = server.handle();
-        let disks = match disks {
-            Some(config) => {
-                let handle = handle.clone();
-                let alone = !store.is_shared() && !rpc.as_ref().is_some_and(|rpc| rpc.objects);
-                Some(Disks::start(store, config, alone, move || handle.shutdown())?)
+        let mut started = Self { server, disks: None, rpc: None, thrift: None };
+        match started.start(store, (disks, rpc, thrift), ring) {
+            Ok(()) => Ok(started),
+            Err(failure) => {
+                started.abandon();
+                Err(failure)
             }
-            None => None,
-        };
-        let rpc = match rpc {
-            Some(config) => {
-                let handle = handle.clone();
-                Some(Rpc::start(store, config, watched::ready(&handle), {
-                    let handle = handle.clone();
-                    move || handle.shutdown()
-                })?)
-            }
-            None => None,
-        };
+        }
+    }
+
+    /// Starts the other protocols.
+    fn start(
+        &mut self,
+        store: &esker::Store,
+        (disks, rpc, thrift): (
+            Option<esker_server::nbd::Config>,
+            Option<esker_server::grpc::Config>,
+            Option<esker_server::thrift::Config>,
+        ),
+        ring: Option<Arc<dyn Ring>>,
+    ) -> Result<(), Failure> {
+        let handle = self.server.handle();
+        if let Some(config) = disks {
+            let handle = handle.clone();
+            let alone = !store.is_shared() && !rpc.as_ref().is_some_and(|rpc| rpc.objects);
+            self.disks = Some(Disks::start(store, config, alone, move || handle.shutdown())?);
+        }
+        if let Some(config) = rpc {
+            let stop = handle.clone();
+            self.rpc = Some(Rpc::start(store, config, watched::ready(&handle), move || stop.shutdown())?);
+        }
         let sharing = ring.map(|ring| Sharing { moving: handle.moving(), ring });
-        let thrift = thrift.map(|config| Thrift::start(store, config, sharing)).transpose()?;
-        Ok(Self { server, disks, rpc, thrift })
+        self.thrift = thrift.map(|config| Thrift::start(store, config, sharing)).transpose()?;
+        Ok(())
+    }
+
+    /// Ends what has begun to answer, and what moves slots: it does not come to be served.
+    pub fn abandon(self) {
+        self.server.handle().shutdown();
+        let ended = [
+            self.disks.map_or(Ok(()), Disks::stop),
+            self.rpc.map_or(Ok(()), Rpc::stop),
+            self.thrift.map_or(Ok(()), Thrift::stop),
+        ];
+        for failure in ended.into_iter().filter_map(Result::err) {
+            tracing::warn!(%failure, "what is not served ended with an error");
+        }
     }
 
     /// What is served, for those who watch and those who stop it.

@@ -13,6 +13,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use esker_chain::{ChainStore, Incarnation, Place};
@@ -130,6 +131,14 @@ fn told(term: &View, seen: &View) -> View {
     View { heads: seen.heads && term.heads && seen.incarnation == term.incarnation, ..seen.clone() }
 }
 
+/// What is beside the servers of a term, as long as it is there.
+struct Opened {
+    waiting: JoinHandle<()>,
+    relays: Vec<Relay>,
+    moves: Option<Moves>,
+    answers: Option<Answers>,
+}
+
 /// What this server is, one term after the other.
 pub(super) struct Terms<'t, H> {
     pub store: &'t esker::Store,
@@ -188,6 +197,21 @@ impl<H: Heads> Terms<'_, H> {
             .collect()
     }
 
+    /// Opens what is beside the servers of a term.
+    fn open(&self, started: &Started, store: &esker::Store, view: &View) -> Result<Opened, Failure> {
+        let heads = matches!(Role::of(view), Role::Head(_));
+        let relays = if heads { Vec::new() } else { self.relays()? };
+        say!("{}", self.heads.line(view));
+        let protocols = started.tell(store, self.seat, self.http);
+        let ring = self.ring.filter(|_| heads && self.nodes.is_some());
+        let moving = protocols.resp.moving();
+        let answers = protocols.thrift.clone().zip(ring);
+        let waiting = self.stopping.serve(self.seat, protocols)?;
+        let moves = ring.map(|(chain, host)| Moves::begin(chain, host, moving)).transpose()?;
+        let answers = answers.map(|(thrift, (chain, host))| Answers::begin(chain, host, thrift));
+        Ok(Opened { waiting, relays, moves, answers })
+    }
+
     /// Clients are told of this view.
     fn update(&self, view: &View) {
         self.nodes.iter().for_each(|nodes| nodes.update(view));
@@ -220,14 +244,14 @@ impl<H: Heads> Terms<'_, H> {
         }
         let told_of = (!std::mem::replace(announced, true)).then_some(self.store);
         let started = Started::new(&store, (loading, told_of), parts, self.stopping)?;
-        let relays = if heads { Vec::new() } else { self.relays()? };
-        say!("{}", self.heads.line(view));
-        let protocols = started.tell(&store, self.seat, self.http);
-        let ring = self.ring.filter(|_| heads && self.nodes.is_some());
-        let _moves = ring.map(|(chain, host)| Moves::begin(chain, host, protocols.resp.moving())).transpose()?;
-        let answers = protocols.thrift.clone().zip(ring);
-        let _answers = answers.map(|(thrift, (chain, host))| Answers::begin(chain, host, thrift));
-        let waiting = self.stopping.serve(self.seat, protocols)?;
+        let opened = match self.open(&started, &store, view) {
+            Ok(opened) => opened,
+            Err(failure) => {
+                // Nothing of it goes on beside the next attempt.
+                started.abandon();
+                return Err(failure);
+            }
+        };
         let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut now = *turn;
         let served = std::thread::scope(|scope| {
@@ -255,7 +279,8 @@ impl<H: Heads> Terms<'_, H> {
             over.store(true, Ordering::SeqCst);
             served
         });
-        drop(relays);
+        let Opened { waiting, relays, moves, answers } = opened;
+        drop((relays, moves, answers));
         *turn = now;
         if waiting.join().is_err() {
             tracing::error!("a thread that waits for the end of a term panicked");
