@@ -519,6 +519,9 @@ impl Keeper {
         };
         let began = Instant::now();
         let outcome = clean.segment(victim);
+        if let Some(rests) = rests {
+            rests.end(self.moving.worked());
+        }
         self.counters.clean_times.add(began.elapsed());
         let cleaned = match outcome {
             Err(error) => {

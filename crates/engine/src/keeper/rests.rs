@@ -20,39 +20,55 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Other threads are at work if they take more than one part in so many of a processor.
 const OTHERS_PARTS: u32 = 3;
 
-/// When a compaction has rested last, and what other threads had worked until then.
+/// What a compaction, and other threads, have worked since it has rested last.
 pub(super) struct Rests {
+    /// While it works: since when, and what others had worked by then.
     since: Cell<Instant>,
     others: Cell<Duration>,
+    /// What both had worked before that.
+    before: Cell<(Duration, Duration)>,
 }
 
 impl Default for Rests {
     fn default() -> Self {
-        Self { since: Cell::new(Instant::now()), others: Cell::new(Duration::ZERO) }
+        let nothing = Cell::new((Duration::ZERO, Duration::ZERO));
+        Self { since: Cell::new(Instant::now()), others: Cell::new(Duration::ZERO), before: nothing }
     }
 }
 
 impl Rests {
-    /// Work begins. The thread that moves what is copied, and is none of the others, has `moved` for so long.
+    /// Work begins, or goes on. The thread that moves what is copied, and is none of the others, has `moved` for so
+    /// long.
     pub fn begin(&self, moved: Duration) {
         self.since.set(Instant::now());
         self.others.set(others_worked(moved));
     }
 
+    /// It ends for now: until [`Rests::begin`] nothing counts.
+    pub fn end(&self, moved: Duration) {
+        self.before.set(self.worked(moved));
+    }
+
+    /// What was worked since the last rest, by the compaction and by others.
+    fn worked(&self, moved: Duration) -> (Duration, Duration) {
+        let (worked, others) = self.before.get();
+        (worked + self.since.get().elapsed(), others + others_worked(moved).saturating_sub(self.others.get()))
+    }
+
     /// Between two pieces of work: rests, if that is due, and until it `is_awaited`. Returns for how long it slept.
     /// `moved` as in [`Rests::begin`], now.
     pub fn after_work(&self, moved: impl Fn() -> Duration, is_awaited: impl Fn() -> bool) -> Duration {
-        let began = Instant::now();
-        let worked = began.saturating_duration_since(self.since.get());
-        if worked < WORK {
+        if self.before.get().0 + self.since.get().elapsed() < WORK {
             return Duration::ZERO;
         }
-        let rest = rest_after(worked, others_worked(moved()).saturating_sub(self.others.get()));
-        let mut slept = Duration::ZERO;
+        let (worked, others) = self.worked(moved());
+        let rest = rest_after(worked, others);
+        let (began, mut slept) = (Instant::now(), Duration::ZERO);
         while slept < rest && !is_awaited() {
             std::thread::sleep((rest - slept).min(LOOK));
             slept = began.elapsed();
         }
+        self.before.set((Duration::ZERO, Duration::ZERO));
         self.begin(moved());
         slept
     }
@@ -100,6 +116,27 @@ mod tests {
             assert_eq!(rest_after(ms(worked), ms(others)), ms(rest), "{worked} ms, others {others}");
         }
         assert_eq!(rest_after(WORK - Duration::from_nanos(1), ms(1)), Duration::ZERO);
+    }
+
+    #[test]
+    fn small_pieces_of_work_add_up_and_what_is_between_them_does_not_count() {
+        let (rests, mut pieces) = (Rests::default(), Duration::ZERO);
+        for _ in 0..4 {
+            let began = Instant::now();
+            rests.begin(Duration::ZERO);
+            work_for(WORK / 2);
+            rests.end(Duration::ZERO);
+            pieces += began.elapsed();
+            work_for(WORK * 5);
+        }
+        let (worked, others) = rests.before.get();
+        assert!(worked >= WORK * 2 && worked <= pieces, "{worked:?} of {pieces:?}");
+        // Of others nothing counts but what they did meanwhile.
+        rests.begin(Duration::ZERO);
+        rests.end(Duration::ZERO);
+        assert!(rests.before.get().0 >= worked && rests.before.get().1 >= others);
+        rests.after_work(|| Duration::ZERO, || true);
+        assert_eq!(rests.before.get(), (Duration::ZERO, Duration::ZERO));
     }
 
     #[test]
