@@ -38,8 +38,10 @@ use crate::objects::{Object, ObjectState, Spaces, Step};
 use crate::pages::{Page, bring, each_page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
 use crate::segments::{DamageLevel, Usage};
-use crate::watch::read_readable;
+use crate::watch::{FAILED_READS_MAX, read_readable};
 
+/// So much is read at a time: clients' reads and syncs wait for no more.
+const READ_BYTES: usize = 1 << 20;
 /// Copies are handed on when so many bytes have gathered.
 const BATCH_BYTES: u64 = 4 << 20;
 /// At most so many entries are relocated under one lock and in one record.
@@ -98,7 +100,7 @@ pub trait Mover {
     /// So many bytes were copied that are not handed on yet.
     fn copied(&self, bytes: u64);
 
-    /// Between two records: no lock is held but that of the keeper's work.
+    /// Between two reads, or records: no lock is held but that of the keeper's work.
     fn rest(&self);
 
     /// Takes a batch, in order, with the copies, which are not written. It may be moved later.
@@ -166,7 +168,16 @@ impl Clean<'_> {
             buffer => {
                 scratch.resize(segment_bytes as usize, 0);
                 let block_bytes = self.device.geometry().block_bytes;
-                unread = read_readable(block_bytes, base, &mut scratch, |at, bytes| self.device.read(at, bytes));
+                for (piece, at) in scratch.chunks_mut(READ_BYTES).zip((base..).step_by(READ_BYTES)) {
+                    if unread >= FAILED_READS_MAX {
+                        // Of a device that fails no more is asked.
+                        piece.fill(0);
+                        unread += 1;
+                        continue;
+                    }
+                    unread += read_readable(block_bytes, at, piece, |at, bytes| self.device.read(at, bytes));
+                    self.mover.rest();
+                }
                 if let Some(buffer) = buffer {
                     // The device may have lost what still stands in memory.
                     scratch[buffer.start..].copy_from_slice(buffer.as_ref());

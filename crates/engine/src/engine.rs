@@ -113,7 +113,7 @@ impl Engine {
         self.keeper()?.compact(false, progress)
     }
 
-    /// The same beside clients: while other threads of the process are at work it rests three times as long as it
+    /// The same beside clients: while other threads of the process are at work it rests five times as long as it
     /// works, a millisecond at a time; but not where writers wait for what it makes free.
     ///
     /// # Errors

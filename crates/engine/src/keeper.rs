@@ -506,7 +506,9 @@ impl Keeper {
             rests.begin(self.moving.worked());
         }
         let mover = self.mover(work, &victim, rests);
-        self.read_ahead(work, &victim);
+        if rests.is_none() {
+            self.read_ahead(work, &victim);
+        }
         let mut clean = Clean {
             parts: &self.parts,
             device: &*self.device,

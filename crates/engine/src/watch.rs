@@ -49,7 +49,7 @@ pub struct Hanging {
 /// So much is read at a time where one read has failed, ...
 const PIECE_BYTES: usize = 256 << 10;
 /// ... and a block at a time in pieces that cannot be read, as long as no more reads than this have failed.
-const FAILED_READS_MAX: u64 = 256;
+pub const FAILED_READS_MAX: u64 = 256;
 
 /// Reads all that can be read with `read`, which is given device offsets: where one read fails, piece by piece and
 /// block by block. Blocks that are not read are zeros then; how many there are.

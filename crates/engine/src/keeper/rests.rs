@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// So long it works between two rests: less than what a client notices.
 const WORK: Duration = Duration::from_millis(1);
 /// A rest is so many times as long as the work before it, ...
-const REST_PARTS: u32 = 3;
+const REST_PARTS: u32 = 5;
 /// ... of which no more counts: it may have waited for the device.
 const WORK_MAX: Duration = Duration::from_millis(10);
 /// Whether it is awaited is looked at so often.
@@ -100,17 +100,17 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_is_three_times_as_long_as_the_work_beside_others_and_never_long() {
+    fn a_rest_is_five_times_as_long_as_the_work_beside_others_and_never_long() {
         let ms = Duration::from_millis;
         for (worked, others, rest) in [
             (0, 0, 0),
             (1, 0, 0),
             (3, 1, 0),
-            (3, 2, 9),
-            (1, 1, 3),
-            (10, 20, 30),
-            (11, 20, 30),
-            (60_000, 60_000, 30),
+            (3, 2, 15),
+            (1, 1, 5),
+            (10, 20, 50),
+            (11, 20, 50),
+            (60_000, 60_000, 50),
             (60_000, 20_000, 0),
         ] {
             assert_eq!(rest_after(ms(worked), ms(others)), ms(rest), "{worked} ms, others {others}");
