@@ -2,11 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+#[path = "support/counted.rs"]
+mod counted;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use esker_device::{Device, Geometry, MemoryDevice};
+use counted::Counted;
+use esker_device::{Device, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options, check};
 use esker_store::{
     Change, Collection, CommitCursor, CommitEntry, Durability, Error, ObjectId, ObjectStore, Transaction,
@@ -231,53 +235,11 @@ fn a_compaction_beside_clients_gives_space_back_and_keeps_what_they_write() {
     }
 }
 
-/// A device in memory that counts long writes, and those of them that a file would not take past the page cache.
-struct Direct {
-    device: Arc<MemoryDevice>,
-    long: AtomicU64,
-    unaligned: AtomicU64,
-}
-
-impl Device for Direct {
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
-    }
-
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
-        self.device.read(offset, buffer)
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
-        let block = self.geometry().block_bytes as usize;
-        if data.len() > block {
-            self.long.fetch_add(1, Ordering::Relaxed);
-            let is_aligned = (data.as_ptr() as usize).is_multiple_of(block) && data.len().is_multiple_of(block);
-            self.unaligned.fetch_add(u64::from(!is_aligned), Ordering::Relaxed);
-        }
-        self.device.write(offset, data)
-    }
-
-    fn sync(&self) -> esker_device::Result<()> {
-        self.device.sync()
-    }
-
-    fn reserve(&self, offset: u64, len: u64) -> esker_device::Result<()> {
-        self.device.reserve(offset, len)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> esker_device::Result<()> {
-        self.device.discard(offset, len)
-    }
-
-    fn name(&self) -> String {
-        self.device.name()
-    }
-}
-
 #[test]
 fn the_log_the_cleaner_and_checkpoints_write_past_the_page_cache() {
-    let (long, unaligned) = Default::default();
-    let direct = Arc::new(Direct { device: device(32 << 20), long, unaligned });
+    let direct = Arc::new(Counted::new(MemoryDevice::new(32 << 20)));
+    Engine::format(&*direct, &FormatOptions { segment_bytes: 64 << 10, uuid: [5; 16] }).unwrap();
+    direct.unaligned.store(0, Ordering::Relaxed);
     let engine = Engine::open(Arc::clone(&direct) as Arc<dyn Device>, Options::default()).unwrap();
     start(&engine);
     for version in 1..4 {

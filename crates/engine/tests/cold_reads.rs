@@ -6,7 +6,7 @@
 mod counted;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use counted::Counted;
@@ -25,7 +25,7 @@ fn value(index: u64, len: usize) -> Bytes {
 #[test]
 fn a_get_of_an_int_key_on_a_cold_store_takes_at_most_one_read_of_the_device() {
     for (keys, len) in [(60_000_u64, 4), (30_000, 100), (20_000, 1_024), (200, 100_000)] {
-        let device = Arc::new(Counted { device: MemoryDevice::new(256 << 20), reads: AtomicU64::new(0) });
+        let device = Arc::new(Counted::new(MemoryDevice::new(256 << 20)));
         Engine::format(&*device, &FormatOptions { segment_bytes: 1 << 20, uuid: [5; 16] }).unwrap();
         let options = Options { cache_bytes: keys * len as u64 / 1_000, recent_bytes: 0, ..Options::default() };
         let options = || Options { scrub_bytes_per_s: 0, ..options.clone() };

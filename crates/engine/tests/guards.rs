@@ -6,7 +6,7 @@
 mod counted;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use counted::Counted;
@@ -33,7 +33,7 @@ fn equals(index: u64) -> Condition {
 fn many_guards_of_cold_values_are_read_once_and_the_first_that_fails_is_named() {
     const KEYS: u64 = 3_000;
     for compression in [Compression::None, Compression::Zstd] {
-        let device = Arc::new(Counted { device: MemoryDevice::new(64 << 20), reads: AtomicU64::new(0) });
+        let device = Arc::new(Counted::new(MemoryDevice::new(64 << 20)));
         Engine::format(&*device, &FormatOptions { segment_bytes: 1 << 20, uuid: [4; 16] }).unwrap();
         let options = || Options { recent_bytes: 0, cache_bytes: 0, ..Options::default() };
         let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options()).unwrap();

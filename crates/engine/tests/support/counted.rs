@@ -1,13 +1,23 @@
-//! A device that counts what is read from it.
+//! A device that counts what is read from it, and long writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_device::{Device, Geometry, MemoryDevice};
 
-/// The device, and how often it was read.
+/// The device, how often it was read, and how often written more than a block at a time; of those writes so many that a
+/// file would not take past the page cache.
+#[allow(dead_code, reason = "not every suite that uses this file looks at all of them")]
 pub struct Counted {
     pub device: MemoryDevice,
     pub reads: AtomicU64,
+    pub long: AtomicU64,
+    pub unaligned: AtomicU64,
+}
+
+impl Counted {
+    pub fn new(device: MemoryDevice) -> Self {
+        Self { device, reads: AtomicU64::new(0), long: AtomicU64::new(0), unaligned: AtomicU64::new(0) }
+    }
 }
 
 impl Device for Counted {
@@ -19,6 +29,12 @@ impl Device for Counted {
         self.device.read(offset, buffer)
     }
     fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
+        let block = self.geometry().block_bytes as usize;
+        if data.len() > block {
+            self.long.fetch_add(1, Ordering::SeqCst);
+            let is_aligned = (data.as_ptr() as usize).is_multiple_of(block) && data.len().is_multiple_of(block);
+            self.unaligned.fetch_add(u64::from(!is_aligned), Ordering::SeqCst);
+        }
         self.device.write(offset, data)
     }
     fn sync(&self) -> esker_device::Result<()> {

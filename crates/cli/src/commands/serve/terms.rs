@@ -139,6 +139,13 @@ struct Opened {
     answers: Option<Answers>,
 }
 
+/// The faces of a term end with it; what they failed to write is the next head's.
+fn end_faces(store: &esker::Store) {
+    if let Err(error) = store.close() {
+        tracing::info!(%error, "the faces of a term were closed");
+    }
+}
+
 /// What this server is, one term after the other.
 pub(super) struct Terms<'t, H> {
     pub store: &'t esker::Store,
@@ -247,8 +254,10 @@ impl<H: Heads> Terms<'_, H> {
         let opened = match self.open(&started, &store, view) {
             Ok(opened) => opened,
             Err(failure) => {
-                // Nothing of it goes on beside the next attempt.
+                // Nothing of it goes on beside the next attempt, and its end is not that of the process.
+                self.seat.change();
                 started.abandon();
+                end_faces(&store);
                 return Err(failure);
             }
         };
@@ -285,10 +294,7 @@ impl<H: Heads> Terms<'_, H> {
         if waiting.join().is_err() {
             tracing::error!("a thread that waits for the end of a term panicked");
         }
-        // Its faces end with it; what they failed to write is the next head's.
-        if let Err(error) = store.close() {
-            tracing::info!(%error, "the faces of a term were closed");
-        }
+        end_faces(&store);
         served.map(|()| changed.into_inner() && !self.stopping.ends())
     }
 }
