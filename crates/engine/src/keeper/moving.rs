@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
-use rustix::time::{ClockId, clock_gettime};
 
+use super::rests::own_time;
 use crate::clean::Batch;
 use crate::cold::Writes;
 use crate::segments::Usage;
@@ -103,8 +103,7 @@ impl Moving {
 
     /// Called by the thread that moves, now and then.
     pub fn note_worked(&self) {
-        let worked = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
-        self.worked.store(worked.as_nanos() as u64, Ordering::Relaxed);
+        self.worked.store(own_time().as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Processor time of the thread that moves, until it last said so.

@@ -81,8 +81,16 @@ fn rest_after(worked: Duration, others: Duration) -> Duration {
 
 /// Processor time of the process without that of this thread, and of the one that moves.
 fn others_worked(moved: Duration) -> Duration {
-    let time = |clock| Duration::try_from(clock_gettime(clock)).unwrap_or_default();
-    time(ClockId::ProcessCPUTime).saturating_sub(time(ClockId::ThreadCPUTime) + moved)
+    processor_time(ClockId::ProcessCPUTime).saturating_sub(own_time() + moved)
+}
+
+/// Processor time of this thread.
+pub(super) fn own_time() -> Duration {
+    processor_time(ClockId::ThreadCPUTime)
+}
+
+fn processor_time(clock: ClockId) -> Duration {
+    Duration::try_from(clock_gettime(clock)).unwrap_or_default()
 }
 
 #[cfg(test)]

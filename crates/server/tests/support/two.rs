@@ -22,8 +22,9 @@ pub struct Known {
     ports: ArcSwap<[u16; 2]>,
     /// Not: what the first chain keeps is not the concern of this one, which is by itself.
     pub shares: AtomicBool,
-    /// Not: its store answers nothing.
+    /// Not: its store answers nothing; and how often it was asked all the same.
     pub has_head: AtomicBool,
+    pub refused: AtomicU64,
     /// The server that tells records.
     number: AtomicU64,
     /// Held: what is written waits; and how many writes do.
@@ -54,6 +55,7 @@ impl Known {
             ports,
             shares: AtomicBool::new(true),
             has_head: AtomicBool::new(true),
+            refused: AtomicU64::new(0),
             number: AtomicU64::new(0),
             writing: Mutex::default(),
             waiting: AtomicU64::new(0),
@@ -131,8 +133,11 @@ struct Headed {
 
 impl Headed {
     fn look(&self) -> Result<(), Error> {
-        let cause = || "the lease has run out".into();
-        if self.known.has_head.load(Ordering::SeqCst) { Ok(()) } else { Err(Error::NotServing { cause: cause() }) }
+        if self.known.has_head.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.known.refused.fetch_add(1, Ordering::SeqCst);
+        Err(Error::NotServing { cause: "the lease has run out".into() })
     }
 }
 

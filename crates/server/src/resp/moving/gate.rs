@@ -180,7 +180,7 @@ impl Gate {
     }
 
     /// What becomes of a command with keys of these slots; `None`: it is run. `all`: it is about all keys.
-    pub(crate) fn hold(&self, slots: impl Iterator<Item = u16>, all: bool) -> Option<Held> {
+    pub(crate) fn hold(&self, mut slots: impl Iterator<Item = u16>, all: bool) -> Option<Held> {
         if !self.is_closed() {
             return None;
         }
@@ -193,7 +193,7 @@ impl Gate {
             waits |= leaves(&records, slot);
             (leaves(&records, slot) && refused.contains(&slot)).then_some(slot)
         };
-        let lasts = if all { records.keys().copied().find_map(&mut look) } else { { slots }.find_map(&mut look) };
+        let lasts = if all { records.keys().copied().find_map(&mut look) } else { slots.find_map(&mut look) };
         if let Some(slot) = lasts {
             return Some(Held::Refused(slot));
         }
