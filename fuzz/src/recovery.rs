@@ -35,7 +35,7 @@ pub struct Recovery {
 }
 
 fn options() -> Options {
-    Options { commit_thread: false, recent_bytes: 2 * SEGMENT_BYTES, cache_bytes: 1 << 20, ..Options::default() }
+    Options { commit_thread: false, recent_bytes: 0, cache_bytes: 1 << 20, ..Options::default() }
 }
 
 fn object(number: u64) -> ObjectId {

@@ -71,7 +71,7 @@ pub struct Structure {
 }
 
 fn options() -> Options {
-    Options { commit_thread: false, recent_bytes: 2 * SEGMENT_BYTES, cache_bytes: 1 << 20, ..Options::default() }
+    Options { commit_thread: false, recent_bytes: 0, cache_bytes: 1 << 20, ..Options::default() }
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

@@ -117,8 +117,11 @@ settings! {
         /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as
         /// periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
-        /// Memory for data that was just written; 0, here and below, means what fits into the cgroup's limit or the
-        /// machine's memory: 128m at most.
+        /// Memory of the process for its stores, at least 64m, shared out among the settings below that are 0: an
+        /// eighth is for the index, most of the rest for the cache; 0 means that each of them has its own default.
+        memory: Text<esker::MemorySize> = Text(esker::MemorySize::default()),
+        /// Memory for data that was just written, which has what the cache does not use beside it; 0, here and below,
+        /// means what fits into the cgroup's limit or the machine's memory: 128m at most.
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Memory for data that was read from the device; 0 means 256m at most.
         cache: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
@@ -431,6 +434,12 @@ impl Settings {
         Ok(Self { file: Some(path.to_path_buf()), ..settings })
     }
 
+    /// Memory for the store that these are for, in bytes, where something is said of it.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let bytes = self.store.memory.0.0.0 / (self.other_stores + 1);
+        Some(bytes).filter(|bytes| *bytes > 0)
+    }
+
     /// Where the key belongs that an error says is unknown where it stands, if it is known elsewhere.
     fn right_section(error: &str) -> Option<String> {
         let key = error.split("unknown field `").nth(1)?.split('`').next()?;
@@ -580,6 +589,7 @@ mod tests {
     fn a_bad_value_is_an_error_that_says_what_is_expected() {
         for (text, expected) in [
             ("[store]\nsize = '12 parsecs'\n", "64m"),
+            ("[store]\nmemory = '8m'\n", "at least 64m"),
             ("[store]\npolicy = 'sometimes'\n", "batch"),
             ("[store]\ncache_policy = 'mru'\n", "expected clock, lru, arc, s3-fifo or w-tinylfu"),
             ("[serve]\nidle_timeout = 'never'\n", "10ms"),

@@ -1,13 +1,14 @@
 //! Buffers: the memory that recent segments stand in, and the values that are handed out of it.
 //!
-//! a segment's buffer → a small value: copied | a large one: a slice that keeps the buffer, as long as few do
+//! a segment's buffer → a small value, or a lent buffer: copied | a large one: a slice that keeps the buffer, as long as
+//! few do
 //!
 //! Invariants:
 //! 1. A range of a buffer is written by one reservation, once per life of the buffer, before any reader can know of it.
 //! 2. Memory of buffers that only values keep is bounded: above [`HandedOut::max`] values are copied.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -62,6 +63,8 @@ pub struct SegmentBuffer {
     touched: usize,
     /// Huge pages were asked for.
     is_huge: bool,
+    /// It stands in memory that is to be had back at any time: no value may keep it.
+    lent: AtomicBool,
     /// Where it is counted, once only values keep it.
     counted: OnceLock<Arc<HandedOut>>,
 }
@@ -99,7 +102,7 @@ impl SegmentBuffer {
         // SAFETY: the range is the mapping made above.
         let _ = unsafe { rustix::mm::madvise(start, len, pages) };
         let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len, from: 0, touched: 0, is_huge, counted: OnceLock::new() })
+        Ok(Self { start, len, from: 0, touched: 0, is_huge, lent: AtomicBool::new(false), counted: OnceLock::new() })
     }
 
     /// Length in bytes.
@@ -110,6 +113,22 @@ impl SegmentBuffer {
     /// Says that what stands before `from` is not there: readers have to look on the device.
     pub fn begins_at(&mut self, from: usize) {
         self.from = from;
+    }
+
+    /// For another segment: all of it is there, and may be handed out.
+    pub fn begin_again(&mut self) {
+        self.from = 0;
+        *self.lent.get_mut() = false;
+    }
+
+    /// No value may keep it from now on.
+    pub fn set_lent(&self) {
+        self.lent.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether [`SegmentBuffer::set_lent`] was said.
+    pub fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::SeqCst)
     }
 
     /// Touches all of it now, so that writers do not have to, a piece at a time as long as it `goes_on`. By writing:
@@ -210,8 +229,13 @@ impl HandedOut {
 
     /// A value out of a buffer: copied or shared, by its size and by what is kept already.
     pub fn value_of(&self, buffer: &Arc<SegmentBuffer>, start: usize, len: usize) -> Bytes {
-        if len >= SHARED_VALUE_BYTES_MIN && self.bytes() < self.max {
-            return Bytes::from_owner(BufferSlice { buffer: Arc::clone(buffer), start, len });
+        if len >= SHARED_VALUE_BYTES_MIN && self.bytes() < self.max && !buffer.is_lent() {
+            let slice = BufferSlice { buffer: Arc::clone(buffer), start, len };
+            // Who lends it says so before looking who keeps it: one sees the other.
+            fence(Ordering::SeqCst);
+            if !buffer.is_lent() {
+                return Bytes::from_owner(slice);
+            }
         }
         // SAFETY: as in `BufferSlice::as_ref`.
         Bytes::copy_from_slice(unsafe { buffer.range(start, len) })

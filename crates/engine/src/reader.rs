@@ -8,7 +8,8 @@
 //!
 //! Invariants:
 //! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
-//! 2. The cache keeps to its budget; what it holds has been verified.
+//! 2. The cache keeps to its budget; what it holds has been verified. What it does not use of its budget is lent to the
+//!    buffers of recent segments, and taken back as it fills, to within [`LEND_EVERY`].
 //! 3. Nothing is handed out that was written for another object, space, slot, key or offset.
 //! 4. The keeper lets a segment be used again only when no thread reads it any more: a thread that takes places from
 //!    the index keeps what [`Segments::pin`] returns until it has read them.
@@ -53,6 +54,9 @@ const WRITE_HEAD_BYTES: usize = OP_HEADER_BYTES + 12 + 8 + CRC_BLOCK_BYTES;
 const RUN_GAP_MAX: u64 = 32 << 10;
 /// At most so many bytes are read together.
 const RUN_BYTES_MAX: u64 = 1 << 20;
+
+/// When so many bytes have come into the cache, recent buffers are told how much is left of it.
+const LEND_EVERY: u64 = 1 << 20;
 
 /// A place and the generation of its segment: a segment that is used again holds something else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -152,6 +156,8 @@ pub struct Reader {
     segments: Arc<Segments>,
     store_seed: u32,
     cache: Cache<Key, Cached>,
+    /// Bytes that came into it.
+    came: AtomicU64,
     /// What was read.
     pub counters: ReadCounters,
 }
@@ -165,7 +171,18 @@ impl Reader {
         (policy, cache_bytes): (CachePolicy, u64),
     ) -> Self {
         let cache = Cache::new(policy, cache_bytes);
-        Self { device, segments, store_seed, cache, counters: ReadCounters::default() }
+        segments.lend(|| cache_bytes);
+        Self { device, segments, store_seed, cache, came: AtomicU64::new(0), counters: ReadCounters::default() }
+    }
+
+    /// Puts what was read and verified into the cache.
+    fn keep(&self, key: Key, cached: Cached) {
+        let weight = cached.weight();
+        self.cache.insert(key, cached);
+        let before = self.came.fetch_add(weight, Ordering::Relaxed);
+        if before / LEND_EVERY != (before + weight) / LEND_EVERY {
+            self.segments.lend(|| self.cache.bytes_max().saturating_sub(self.cache.bytes()));
+        }
     }
 
     /// Bytes in the cache, and the most that there may be.
@@ -310,7 +327,7 @@ impl Reader {
         let key = key_of(&operation, &header);
         let value = self.unpacked(loc, &header, operation.slice(header.payload_start()..header.payload_end()))?;
         let cached = Cached { header, key, bytes: value.clone() };
-        self.cache.insert(Key::Payload(loc.raw(), self.generation(loc)), cached);
+        self.keep(Key::Payload(loc.raw(), self.generation(loc)), cached);
         Ok(Found { value, wait_to })
     }
 
@@ -542,7 +559,7 @@ impl Reader {
                 if within.start < range.start || within.end > range.end {
                     // A copy: a slice would keep its neighbours in memory as well.
                     let bytes = if part.len() == raw.len() { part.clone() } else { Bytes::copy_from_slice(&part) };
-                    self.cache.insert(key(unit), Cached { header, key: Bytes::new(), bytes });
+                    self.keep(key(unit), Cached { header, key: Bytes::new(), bytes });
                 }
                 parts[(unit - units.start) as usize] = Some(part);
             }
@@ -587,7 +604,7 @@ impl Reader {
             let table = self.stored_part(loc, &head, 0..table_bytes, &bytes, how)?;
             head.bytes = [crcs, &table].concat().into();
         }
-        self.cache.insert(Key::Head(loc.raw(), self.generation(loc)), head.clone());
+        self.keep(Key::Head(loc.raw(), self.generation(loc)), head.clone());
         Ok((head, bytes))
     }
 

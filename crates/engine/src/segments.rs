@@ -1,12 +1,14 @@
 //! Segments: which parts of the device are free, open or sealed, and the buffers that hold recent ones in memory.
 //!
 //! A segment's buffer is filled by many writers at once, each in a range of its own; it is written out by the
-//! commit thread, and stays in memory for readers until newer segments push it out.
+//! commit thread, and stays in memory for readers until newer segments push it out: see [`recent`].
 //!
 //! Invariants:
-//! 1. A buffer leaves memory only when all of it has been written to the device.
-//! 2. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable
+//! 1. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable
 //!    mark.
+
+mod kept;
+mod recent;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,6 +24,7 @@ use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::pool::Pool;
 use crate::readers::{Pinned, Readers, StillPinned};
 use crate::sharing::Sharing;
+use kept::Recent;
 
 /// A log position: bytes laid down since the store was opened, pads included.
 pub type Lsn = u64;
@@ -103,8 +106,6 @@ const REFUSED_MAX: u64 = 4096;
 
 /// Free segments of a store that holds nothing whose blocks are reserved.
 const BACKED_MIN: u64 = 2;
-/// So many buffers that nobody needs are kept for segments to come, at most.
-const SPARES_MAX: usize = 2;
 
 /// How often the table can double: from the smallest device of the smallest segments to the largest.
 const DOUBLINGS: usize = 32;
@@ -191,8 +192,7 @@ pub struct Segments {
     lists: Mutex<Lists>,
     /// So many free segments with blocks are left alone while there are others, at most.
     kept_backed: AtomicU64,
-    buffers_max: usize,
-    spares_max: usize,
+    recent: Recent,
     /// What new buffers are made of.
     pub page_choice: PageChoice,
     readers: Readers,
@@ -214,8 +214,6 @@ struct Lists {
     given: VecDeque<u64>,
     /// Segments that hold nothing and that the device had no blocks for when it was asked: not free.
     bare: VecDeque<u64>,
-    recent: VecDeque<u64>,
-    spare: Vec<SegmentBuffer>,
 }
 
 impl Lists {
@@ -243,19 +241,11 @@ impl AsRef<Readers> for Arc<Segments> {
 
 impl Segments {
     /// A table of the segments that can hold log and of those below, which belong to the superblocks. Buffers of at
-    /// most `recent_bytes` (and at least of two segments) stay in memory, and of `pinned_bytes_max` beside them for
-    /// values.
+    /// most `recent_bytes` (and at least of two segments) stay in memory, of what [is lent](Segments::lend) beside them
+    /// unless `recent_bytes` is 0, and of `pinned_bytes_max` for values.
     pub fn new(segment_bytes: u64, log_segments: Range<u64>, recent_bytes: u64, pinned_bytes_max: u64) -> Self {
-        let buffers = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX);
-        let buffers_max = buffers.max(2);
-        let lists = Lists {
-            backed: VecDeque::new(),
-            unbacked: VecDeque::new(),
-            given: VecDeque::new(),
-            bare: VecDeque::new(),
-            recent: VecDeque::new(),
-            spare: Vec::new(),
-        };
+        let lists =
+            Lists { backed: VecDeque::new(), unbacked: VecDeque::new(), given: VecDeque::new(), bare: VecDeque::new() };
         Self {
             segment_bytes,
             shift: segment_bytes.trailing_zeros(),
@@ -263,8 +253,7 @@ impl Segments {
             first: log_segments.start,
             lists: Mutex::new(lists),
             kept_backed: AtomicU64::new(0),
-            buffers_max,
-            spares_max: buffers.min(SPARES_MAX),
+            recent: Recent::new(recent_bytes, segment_bytes),
             page_choice: PageChoice::default(),
             readers: Readers::default(),
             pool: OnceLock::new(),
@@ -336,11 +325,6 @@ impl Segments {
     /// Number of segments that the device had no blocks for when it was asked.
     pub fn bare_segments(&self) -> u64 {
         self.lists.lock().bare.len() as u64
-    }
-
-    /// Number of segments whose buffers are in memory.
-    pub fn buffers(&self) -> u64 {
-        self.lists.lock().recent.len() as u64
     }
 
     /// Says that a segment holds this generation of the log, or with `cold` of what was moved; `age` tells how old it
@@ -507,19 +491,13 @@ impl Segments {
         entry.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
         entry.damage.store(DamageLevel::None as u8, Ordering::Release);
-        let buffer = entry.buffer.swap(None);
+        self.forget_buffer(segment);
         self.sharing.forget(segment);
         let mut lists = self.lists.lock();
-        lists.recent.retain(|recent| *recent != segment);
         if warm {
             lists.backed.push_front(segment);
         } else {
             lists.given.push_back(segment);
-        }
-        if let Some(buffer) = buffer.and_then(|buffer| self.handed_out.leaves(buffer))
-            && lists.spare.len() < self.spares_max
-        {
-            lists.spare.push(buffer);
         }
     }
 
@@ -713,48 +691,6 @@ impl Segments {
         lists.bare.retain(|bare| *bare != segment);
     }
 
-    /// Memory for a segment: a spare one, or new.
-    ///
-    /// # Errors
-    /// The operating system's, when memory is short.
-    pub fn new_buffer(&self) -> std::io::Result<SegmentBuffer> {
-        if let Some(mut spare) = self.lists.lock().spare.pop() {
-            spare.begins_at(0);
-            return Ok(spare);
-        }
-        self.page_choice.new_buffer(self.segment_bytes as usize)
-    }
-
-    /// Shows a segment's buffer to readers.
-    pub fn publish_buffer(&self, segment: u64, buffer: Arc<SegmentBuffer>) {
-        self.entry(segment).buffer.store(Some(buffer));
-        self.lists.lock().recent.push_back(segment);
-    }
-
-    /// Drops the oldest buffers above the budget whose segments are wholly below `written`.
-    pub fn evict_buffers(&self, written: Lsn) {
-        let mut dropped = Vec::new();
-        {
-            let mut lists = self.lists.lock();
-            while lists.recent.len() > self.buffers_max {
-                let Some(oldest) = lists.recent.front().copied() else { break };
-                if self.base_lsn(oldest) + self.segment_bytes > written {
-                    break;
-                }
-                lists.recent.pop_front();
-                dropped.push(self.entry(oldest).buffer.swap(None));
-            }
-        }
-        for buffer in dropped.into_iter().flatten() {
-            if let Some(buffer) = self.handed_out.leaves(buffer) {
-                let mut lists = self.lists.lock();
-                if lists.spare.len() < self.spares_max {
-                    lists.spare.push(buffer);
-                }
-            }
-        }
-    }
-
     /// Number of the segment that holds this device offset.
     pub fn segment_of(&self, offset: u64) -> u64 {
         offset >> self.shift
@@ -797,25 +733,6 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_buffer_leaves_memory_only_when_it_is_written() {
-        let segments = Segments::new(1 << 16, 1..8, 0, 0);
-        let device = esker_device::MemoryDevice::new(8 << 16);
-        segments.free_unplaced(|_| false);
-        assert_eq!(segments.free_segments(), 7);
-        for (generation, lsn) in [(1, 0), (2, 1 << 16), (3, 2 << 16)] {
-            let segment = segments.take_reserved(&device, true).unwrap().unwrap();
-            segments.place(segment, generation, lsn, 0, false);
-            segments.publish_buffer(segment, Arc::new(segments.new_buffer().unwrap()));
-        }
-        segments.evict_buffers((1 << 16) - 1);
-        assert_eq!(segments.buffers(), 3);
-        segments.evict_buffers(1 << 16);
-        assert_eq!(segments.buffers(), 2);
-        assert!(segments.with_buffer(1 << 16, |_, _| ()).is_none());
-        assert!(segments.with_buffer(2 << 16, |_, _| ()).is_some());
-    }
 
     #[test]
     fn segments_that_are_taken_in_leave_the_others_where_they_are() {

@@ -96,6 +96,9 @@ pub struct Stats {
     pub unpacked_bytes: u64,
     /// Segments whose buffers are in memory.
     pub buffered_segments: u64,
+    /// The most bytes of these, as it is now: [`Options::recent_bytes`](crate::Options::recent_bytes) and what the cache
+    /// does not use.
+    pub recent_bytes_max: u64,
     /// Bytes of buffers that only values which were handed out keep.
     pub handed_out_bytes: u64,
     /// Segment size in bytes.
@@ -243,6 +246,7 @@ impl Stats {
             ("compressed_stored_bytes", self.compressed_stored_bytes),
             ("unpacked_bytes", self.unpacked_bytes),
             ("buffered_segments", self.buffered_segments),
+            ("recent_bytes_max", self.recent_bytes_max),
             ("handed_out_bytes", self.handed_out_bytes),
             ("segment_bytes", self.segment_bytes),
             ("segments", self.segments),
@@ -371,6 +375,7 @@ impl Engine {
             free_segments: self.segments.free_segments(),
             bare_segments: self.segments.bare_segments(),
             buffered_segments: self.segments.buffers(),
+            recent_bytes_max: self.segments.recent_bytes_max(),
             handed_out_bytes: self.segments.handed_out.bytes(),
             device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),
             device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),

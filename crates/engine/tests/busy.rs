@@ -104,7 +104,7 @@ fn open_with(segment_bytes: u64, segments: u64, gate: &Arc<Gate>, options: Optio
     let before = {
         let gate = Arc::clone(gate);
         move |call| {
-            if !matches!(call, Call::Sync | Call::Other) {
+            if !matches!(call, Call::Sync | Call::Write(_) | Call::Other) {
                 return Ok(());
             }
             gate.pass();

@@ -3,14 +3,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+#[path = "support/hooked.rs"]
+mod hooked;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{CACHE_USERS_MAX, CachePolicy, CacheUses, Engine, FormatOptions, Options};
-use esker_store::{Change, Collection, Compression, ObjectId, ObjectStore, SlotScan, Transaction};
+use esker_store::{Change, Collection, Compression, Durability, ObjectId, ObjectStore, SlotScan, Transaction};
+use parking_lot::{Condvar, Mutex};
+
+use hooked::{Call, Hooked};
 
 const SEGMENT_BYTES: u64 = 64 << 10;
 const CACHE_BYTES: u64 = 100_000;
@@ -170,6 +177,209 @@ fn hits_and_misses_are_counted() {
         let stats = engine.stats();
         assert_eq!((stats.cache_misses - opened, stats.cache_hits, stats.cache_bytes), (3, 0, 0), "{policy}");
     }
+}
+
+/// 64 segments; recent ones have four, and the cache eight.
+fn lending(device: &Arc<MemoryDevice>, policy: CachePolicy, read_only: bool) -> Engine {
+    let (recent_bytes, cache_bytes) = (4 * SEGMENT_BYTES_LENT, 8 * SEGMENT_BYTES_LENT);
+    let options = Options {
+        recent_bytes,
+        cache_bytes,
+        cache_policy: policy,
+        read_only,
+        scrub_bytes_per_s: 0,
+        recovery_time: Duration::from_secs(3600),
+        ..Options::default()
+    };
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+}
+
+/// Sets keys without a wait for each of them; all of them are durable in the end.
+fn load(engine: &Engine, indices: std::ops::Range<u64>) {
+    for index in indices.clone() {
+        let change = Change::SlotSet { index, value: value(index, 1, 4_000) };
+        let applied = Transaction::with(Durability::Applied).change(&object(), change);
+        engine.submit(applied).wait().unwrap();
+    }
+    // The second is written alone: what the first has waited for has left memory then.
+    set(engine, indices.start, value(indices.start, 1, 4_000));
+    set(engine, indices.start, value(indices.start, 1, 4_000));
+}
+
+/// What stands in recent segments and in the cache together, and that the recent ones keep to what they are told.
+fn lent(engine: &Engine) -> u64 {
+    let stats = engine.stats();
+    stats.buffered_segments * SEGMENT_BYTES_LENT + stats.cache_bytes
+}
+
+const SEGMENT_BYTES_LENT: u64 = 1 << 20;
+/// Recent segments, the cache, what may come into it before it is looked at, and a segment that is open or not written.
+const LENT_MAX: u64 = (4 + 8 + 1 + 2) * SEGMENT_BYTES_LENT;
+
+#[test]
+fn recent_segments_have_what_the_cache_does_not_use() {
+    const KEYS: u64 = 2_500;
+    for policy in CachePolicy::ALL {
+        let device = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES_LENT));
+        Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES_LENT, uuid: [4; 16] }).unwrap();
+        let engine = lending(&device, policy, false);
+        engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+        load(&engine, 0..KEYS);
+        let reads = engine.stats().device_reads;
+        (0..KEYS).for_each(|index| assert!(engine.slot_get(&object(), index).wait().unwrap().is_some()));
+        assert_eq!(engine.stats().device_reads, reads, "{policy}: ten segments are in memory");
+        assert_eq!(engine.stats().cache_bytes, 0, "{policy}: and nothing twice");
+
+        // Older values are read: the cache takes its memory back, and what is kept of the log is what it was.
+        load(&engine, KEYS..2 * KEYS);
+        for index in (0..2 * KEYS).chain(0..KEYS) {
+            let found = engine.slot_get(&object(), index).wait().unwrap().unwrap();
+            assert_eq!(found, value(index, 1, 4_000), "{policy}: {index}");
+            assert!(lent(&engine) <= LENT_MAX, "{policy}: {} bytes at key {index}", lent(&engine));
+        }
+        let stats = engine.stats();
+        assert!(stats.cache_bytes > 6 * SEGMENT_BYTES_LENT, "{policy}: {stats:?}");
+        assert!((2..=6).contains(&stats.buffered_segments), "{policy}: {stats:?}");
+        assert!(stats.recent_bytes_max <= 6 * SEGMENT_BYTES_LENT, "{policy}: {stats:?}");
+    }
+}
+
+/// What replaying the log has read stays as long as there is memory, and leaves it for the cache without a writer.
+#[test]
+fn what_was_replayed_leaves_memory_for_what_is_read() {
+    const KEYS: u64 = 5_000;
+    let device = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES_LENT));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES_LENT, uuid: [4; 16] }).unwrap();
+    let engine = lending(&device, CachePolicy::Clock, false);
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    load(&engine, 0..KEYS);
+    // Not closed: all of it is replayed.
+    let copy = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES_LENT));
+    let mut bytes = vec![0; 64 * SEGMENT_BYTES_LENT as usize];
+    device.read(0, &mut bytes).unwrap();
+    copy.write(0, &bytes).unwrap();
+    let reader = lending(&copy, CachePolicy::Clock, true);
+    assert!(!reader.recovery().clean, "{:?}", reader.recovery());
+    let opened = reader.stats();
+    assert!(opened.buffered_segments >= 10, "{opened:?}");
+    for index in 0..KEYS {
+        let found = reader.slot_get(&object(), index).wait().unwrap().unwrap();
+        assert_eq!(found, value(index, 1, 4_000), "{index}");
+        assert!(lent(&reader) <= LENT_MAX, "{} bytes at key {index}", lent(&reader));
+    }
+    let stats = reader.stats();
+    assert!(stats.buffered_segments < opened.buffered_segments, "{stats:?}");
+    assert!(stats.device_reads > opened.device_reads && stats.cache_bytes > 0, "{stats:?}");
+}
+
+/// Values that clients keep, and what readers bring into the cache, do not take the same memory.
+#[test]
+fn what_is_lent_is_not_kept_by_values() {
+    const KEYS: u64 = 500;
+    const LEN: usize = 40_000;
+    let device = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES_LENT));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES_LENT, uuid: [4; 16] }).unwrap();
+    let options = Options {
+        recent_bytes: 4 * SEGMENT_BYTES_LENT,
+        cache_bytes: 8 * SEGMENT_BYTES_LENT,
+        pinned_bytes_max: SEGMENT_BYTES_LENT,
+        scrub_bytes_per_s: 0,
+        ..Options::default()
+    };
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    let mut kept = Vec::new();
+    for index in 0..2 * KEYS {
+        // Some when they have just been written, and some that stand in older buffers.
+        set(&engine, index, value(index, 1, LEN));
+        for read in [index, index.saturating_sub(200)].into_iter().filter(|read| read % 13 == 0) {
+            kept.push((read, engine.slot_get(&object(), read).wait().unwrap().unwrap()));
+        }
+    }
+    for index in 0..KEYS {
+        let found = engine.slot_get(&object(), index).wait().unwrap().unwrap();
+        assert_eq!(found, value(index, 1, LEN), "{index}");
+        let (buffers, values) = (lent(&engine), engine.stats().handed_out_bytes);
+        // A segment more may be handed out of before the bound is met, and as many as are set to be recent.
+        let most = LENT_MAX + (1 + 1 + 4) * SEGMENT_BYTES_LENT;
+        assert!(buffers + values <= most, "{buffers} and {values} bytes at key {index}");
+    }
+    kept.iter().for_each(|(index, found)| assert_eq!(*found, value(*index, 1, LEN), "{index}"));
+    assert!(engine.stats().cache_bytes > 6 * SEGMENT_BYTES_LENT, "{:?}", engine.stats());
+}
+
+/// Log that is not written yet is not on the device: however much readers put into the cache, its buffers stay.
+#[test]
+fn readers_take_no_memory_from_what_is_not_written() {
+    for replayed in [false, true] {
+        ahead_of_a_device_that_does_not_write(replayed);
+    }
+}
+
+fn ahead_of_a_device_that_does_not_write(replayed: bool) {
+    const KEYS: u64 = 5_000;
+    let waits = Arc::new((Mutex::new(false), Condvar::new()));
+    let hooked = |device| {
+        let asked = Arc::clone(&waits);
+        let before = move |call: Call| {
+            if let Call::Write(_) = call {
+                let mut closed = asked.0.lock();
+                asked.1.wait_while(&mut closed, |closed| *closed);
+            }
+            Ok(())
+        };
+        Arc::new(Hooked { device, before })
+    };
+    let open = |device| {
+        let options = Options {
+            recent_bytes: 2 * SEGMENT_BYTES_LENT,
+            cache_bytes: 8 * SEGMENT_BYTES_LENT,
+            scrub_bytes_per_s: 0,
+            recovery_time: Duration::from_secs(3600),
+            ..Options::default()
+        };
+        Engine::open(device, options).unwrap()
+    };
+    let first = hooked(MemoryDevice::new(64 * SEGMENT_BYTES_LENT));
+    Engine::format(&*first, &FormatOptions { segment_bytes: SEGMENT_BYTES_LENT, uuid: [4; 16] }).unwrap();
+    let mut engine = open(Arc::clone(&first) as Arc<dyn Device>);
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    load(&engine, 0..KEYS);
+    if replayed {
+        // As after a crash; the log goes on in the middle of a segment.
+        engine = open(hooked(first.device.snapshot()));
+        assert!(!engine.recovery().clean);
+    }
+    let (done, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        *waits.0.lock() = true;
+        scope.spawn(|| {
+            // As far ahead of the device as segments are ready for it, and no further than the store is large.
+            while !done.load(Ordering::Acquire) && written.load(Ordering::Acquire) < 2_000 {
+                let index = KEYS + written.load(Ordering::Acquire);
+                let change = Change::SlotSet { index, value: value(index, 1, 4_000) };
+                let applied = Transaction::with(Durability::Applied).change(&object(), change);
+                engine.submit(applied).wait().unwrap();
+                written.fetch_add(1, Ordering::Release);
+            }
+        });
+        let until = Instant::now() + Duration::from_secs(20);
+        while written.load(Ordering::Acquire) < 4 * 256 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Nothing is asserted before writes go on: the other thread would wait for ever.
+        let right = |index: &u64| {
+            engine.slot_get(&object(), *index).wait().is_ok_and(|found| found == Some(value(*index, 1, 4_000)))
+        };
+        let wrong = (0..KEYS + written.load(Ordering::Acquire)).filter(|index| !right(index)).count();
+        let stats = engine.stats();
+        done.store(true, Ordering::Release);
+        *waits.0.lock() = false;
+        waits.1.notify_all();
+        assert_eq!(wrong, 0, "{stats:?}");
+        assert!(stats.cache_bytes > 6 * SEGMENT_BYTES_LENT, "{stats:?}");
+        assert!(stats.buffered_segments > 4, "more than a full cache leaves them is not written: {stats:?}");
+    });
 }
 
 /// However it is asked for: alone, with others, in a scan, as part of a write, or all of that write.

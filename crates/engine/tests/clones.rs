@@ -194,7 +194,7 @@ fn segments_for_a_clone(meanwhile: bool) -> u64 {
     let before = {
         let (opened, armed) = (Arc::clone(&opened), Arc::clone(&armed));
         move |call| {
-            if let Call::Other | Call::Sync = call
+            if let Call::Write(_) | Call::Other | Call::Sync = call
                 && armed.swap(false, Ordering::SeqCst)
             {
                 clone(opened.get().unwrap());

@@ -542,7 +542,9 @@ fn a_segment_of_superblocks_is_cleared_only_while_the_other_has_the_newest() {
         let left = Arc::new(AtomicU64::new(u64::MAX));
         let counted = Arc::clone(&left);
         let before = move |call| match call {
-            Call::Other | Call::Sync if counted.fetch_sub(1, Ordering::Relaxed) == 0 => Err(unreadable(0)),
+            Call::Write(_) | Call::Other | Call::Sync if counted.fetch_sub(1, Ordering::Relaxed) == 0 => {
+                Err(unreadable(0))
+            }
             _ => Ok(()),
         };
         let hooked = Arc::new(Hooked { device: device.snapshot(), before });

@@ -19,7 +19,7 @@ use esker_store::{ObjectId, ObjectStore};
 
 use crate::backend::{Opened, Pairs, refuse_foreign};
 use crate::location::{Location, Place};
-use crate::memory::{default_segment_bytes, engine_options, memory_bytes};
+use crate::memory::{MemorySize, default_segment_bytes, engine_options, memory_bytes};
 use crate::place::{
     Made, device_path, fill_file, format_device, is_block_device, is_same_file, lengthen, make_file, open_device,
     random_id, random_number, remove, take_space,
@@ -28,7 +28,7 @@ use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, cache_policy, index, pending, pinned, async_flush, recovery, scrub, compress, compress_min, \
+const OPTIONS: &str = "size, segment, policy, memory, recent, cache, cache_policy, index, pending, pinned, async_flush, recovery, scrub, compress, compress_min, \
      compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
@@ -59,6 +59,8 @@ pub struct Builder {
     expire_interval: Duration,
     map_sweep: u64,
     options: Options,
+    /// What was said of all of it.
+    memory_bytes: Option<u64>,
     clock: Arc<dyn Clock>,
     sequencers: Option<esker_remote::Options>,
     /// Options of the location that belong to its backend.
@@ -74,6 +76,7 @@ impl Default for Builder {
             expire_interval: Duration::from_secs(1),
             map_sweep: 0,
             options: engine_options(),
+            memory_bytes: None,
             clock: Arc::new(SystemClock),
             sequencers: None,
             backend_options: Pairs::new(),
@@ -125,6 +128,17 @@ impl Builder {
         self
     }
 
+    /// Memory for this store, in bytes (option `memory`), shared out among what was just written, what was read, the
+    /// index and what writers may be ahead: see [`Options::sharing`]. Replaces what was said of these before; what is
+    /// said after it counts. By default each has a setting of its own. At least [`MemorySize::MIN`].
+    pub fn memory_bytes(mut self, bytes: u64) -> Self {
+        let bytes = bytes.max(MemorySize::MIN.0);
+        self.options = self.options.sharing(bytes);
+        self.segment_bytes = self.segment_bytes.min(segment_bytes_within(bytes));
+        self.memory_bytes = Some(bytes);
+        self
+    }
+
     /// When commits are synced (option `policy`: `adaptive`, `batch`, `group:WINDOW` or
     /// `periodic:INTERVAL`). `adaptive` by default.
     pub fn policy(mut self, policy: CommitPolicy) -> Self {
@@ -132,9 +146,9 @@ impl Builder {
         self
     }
 
-    /// Memory for data that was just written, in bytes (option `recent`). 128 MiB by default; as all settings of
-    /// memory less where this process may not have 4 GiB, by the limit of its cgroup or by the machine's memory: see
-    /// [`Options::within`].
+    /// Memory for data that was just written, in bytes (option `recent`), which has what the cache does not use beside
+    /// it, unless this is 0. 128 MiB by default; as all settings of memory less where this process may not have 4 GiB,
+    /// by the limit of its cgroup or by the machine's memory: see [`Options::within`].
     pub fn recent_bytes(mut self, bytes: u64) -> Self {
         self.options.recent_bytes = bytes;
         self
@@ -283,7 +297,8 @@ impl Builder {
         };
         let background = builder.background();
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
-        let (segment_bytes, memory) = (engine.stats().segment_bytes, memory_bytes().unwrap_or(u64::MAX));
+        let memory = builder.memory_bytes.or_else(memory_bytes).unwrap_or(u64::MAX);
+        let segment_bytes = engine.stats().segment_bytes;
         if segment_bytes > segment_bytes_within(memory).max(1 << 20) * 2 {
             tracing::warn!(
                 segment_bytes,
@@ -539,7 +554,9 @@ impl Builder {
     /// Parses the location and takes its options over.
     fn at(mut self, location: &str) -> Result<(Self, Place)> {
         let Location { place, options } = Location::parse(location)?;
-        for (key, value) in options {
+        let (memory, options): (Pairs, Pairs) = options.into_iter().partition(|(key, _)| key == "memory");
+        // All of it first: what is said of its parts counts wherever that stands.
+        for (key, value) in memory.into_iter().chain(options) {
             match &place {
                 Place::Backend(scheme, _) if scheme.takes(&key) => self.backend_options.push((key, value)),
                 Place::Backend(scheme, _) if !["create", "expire", "map_sweep"].contains(&&*key) => {
@@ -567,6 +584,12 @@ impl Builder {
             "size" => self.size = Some(bytes(key, value)?),
             "segment" => self.segment_bytes = bytes(key, value)?,
             "policy" => self.options.policy = read(key, value)?,
+            "memory" => {
+                let MemorySize(ByteSize(bytes)) = read(key, value)?;
+                if bytes > 0 {
+                    *self = std::mem::take(self).memory_bytes(bytes);
+                }
+            }
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
             "cache_policy" => self.options.cache_policy = read(key, value)?,

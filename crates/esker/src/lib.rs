@@ -127,7 +127,10 @@ pub use esker_engine::{CachePolicy, CommitPolicy, CompressOptions};
 pub use esker_kv::Kv;
 pub use esker_store::{Completion, Compression, Durability, ObjectStore};
 pub use maps::OpenMap;
-pub use memory::{default_segment_bytes, engine_options, give_kept_memory_back, heed_memory_limit, memory_bytes};
+pub use memory::{
+    MemorySize, MemorySizeError, default_segment_bytes, engine_options, give_kept_memory_back, heed_memory_limit,
+    memory_bytes,
+};
 pub use place::{DEVICE_BYTES_DEFAULT, DEVICE_FILE, FREE_PERCENT_MAX, Made, SEGMENTS_MIN};
 pub use store::Store;
 pub use sweep::SweepFigures;

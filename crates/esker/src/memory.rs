@@ -4,13 +4,60 @@
 //!
 //! Invariant: what cannot be read limits nothing.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::{fmt, fs};
 
 use esker_engine::{Options, segment_bytes_within};
 
+use crate::units::{ByteSize, UnitError};
+
 /// Segments that a store has by default where memory is no matter, in bytes.
 const SEGMENT_BYTES: u64 = 64 << 20;
+
+/// Memory that is shared out by [`Builder::memory_bytes`](crate::Builder::memory_bytes), as text: a [`ByteSize`] of at
+/// least [`MemorySize::MIN`], or 0, which says nothing of it.
+///
+/// ```
+/// use esker::{ByteSize, MemorySize};
+/// assert_eq!("8g".parse::<MemorySize>().unwrap(), MemorySize(ByteSize(8 << 30)));
+/// assert!("8m".parse::<MemorySize>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySize(pub ByteSize);
+
+impl MemorySize {
+    /// The least memory that is shared out.
+    pub const MIN: ByteSize = ByteSize(64 << 20);
+}
+
+/// A size of memory is no size, or too little.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemorySizeError {
+    /// No size.
+    #[error(transparent)]
+    Unit(#[from] UnitError),
+    /// Less than [`MemorySize::MIN`].
+    #[error("{0} of memory is too little to share out: at least {min}", min = MemorySize::MIN)]
+    Little(ByteSize),
+}
+
+impl FromStr for MemorySize {
+    type Err = MemorySizeError;
+
+    fn from_str(text: &str) -> Result<Self, MemorySizeError> {
+        match text.parse()? {
+            size if size > ByteSize(0) && size < Self::MIN => Err(MemorySizeError::Little(size)),
+            size => Ok(Self(size)),
+        }
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// Memory in bytes that this process may have: the smallest limit of its cgroup and those above it (version 1 and 2),
 /// or the machine's. `None` where neither is known.
@@ -134,17 +181,23 @@ mod tests {
         for mib in [128, 256, 512, 1_024, 4_096, 1 << 20] {
             let (bytes, options) = (mib << 20, Options::default().within(mib << 20));
             let segment = segment_bytes_within(bytes).min(SEGMENT_BYTES);
-            // Recent segments, twice what is pending, values that are handed out, the cache, and the index, twice while
-            // a checkpoint is written; segments that are ready, spare, or read to be cleaned, and copies.
-            let taken = options.recent_bytes
-                + 2 * options.pending_bytes_max
-                + options.pinned_bytes_max
-                + options.cache_bytes
-                + 2 * (options.index_bytes + options.index_bytes / 4 + (2 << 20))
-                + 6 * segment
-                + 6 * segment.min(4 << 20);
+            let taken = options.memory_bytes_max(segment);
             assert!(taken <= bytes * 9 / 10, "{taken} bytes of {bytes}");
         }
         assert_eq!(Options::default().within(4 << 30).cache_bytes, Options::default().cache_bytes);
+    }
+
+    #[test]
+    fn memory_that_is_given_is_shared_out() {
+        for mib in [64, 100, 128, 256, 512, 1_024, 4_096, 65_536] {
+            let (bytes, options) = (mib << 20, Options::default().sharing(mib << 20));
+            let segment = segment_bytes_within(bytes).min(SEGMENT_BYTES);
+            let taken = options.memory_bytes_max(segment);
+            assert!(taken <= bytes * 9 / 10, "{taken} bytes of {bytes}");
+            assert!(taken >= bytes * 79 / 100, "{taken} bytes of {bytes} is little");
+            assert!(options.cache_bytes >= bytes / 16, "{options:?}");
+        }
+        let many = Options::default().sharing(64 << 30);
+        assert!(many.cache_bytes > (64 << 30) / 5 * 2, "{many:?}");
     }
 }

@@ -68,6 +68,9 @@ pub fn builder(settings: &Settings) -> esker::Builder {
         .scrub_bytes_per_s(store.scrub.0.0);
     // What is 0 is left to the memory there is.
     let given = |size: &crate::config::Text<esker::ByteSize>| Some(size.0.0).filter(|bytes| *bytes > 0);
+    if let Some(bytes) = settings.memory_bytes() {
+        builder = builder.memory_bytes(bytes);
+    }
     if let Some(bytes) = given(&store.segment) {
         builder = builder.segment_bytes(bytes);
     }

@@ -110,13 +110,17 @@ pub struct Serve {
     /// Compression of values written to the databases from now on: none, lz4 or zstd; each database remembers it
     #[arg(long, value_name = "CODEC")]
     compress: Option<esker::Compression>,
+    /// Memory for the stores of the process, such as 8g, shared out among what was written, what was read, and the
+    /// index; without it each has its own setting
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<esker::MemorySize>,
     /// Memory for data that was read, such as 1g
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<esker::ByteSize>,
     /// Which of that data stays when there is more of it: clock, lru, arc, s3-fifo or w-tinylfu
     #[arg(long, value_name = "POLICY")]
     cache_policy: Option<esker::CachePolicy>,
-    /// Memory for pages of the index, such as 1g; without it all of the index stays in memory
+    /// Memory for pages of the index, such as 1g: above it pages leave memory and are read back
     #[arg(long, value_name = "SIZE")]
     index_bytes: Option<esker::ByteSize>,
     /// Most clients at the same time
@@ -215,6 +219,7 @@ impl Serve {
         }
         over(&mut settings.store.location, self.store);
         over(&mut settings.store.policy, self.policy.map(Text));
+        over(&mut settings.store.memory, self.memory.map(Text));
         over(&mut settings.store.cache, self.cache_bytes.map(Text));
         over(&mut settings.store.cache_policy, self.cache_policy.map(Text));
         over(&mut settings.store.index, self.index_bytes.map(Text));
@@ -322,6 +327,7 @@ mod tests {
             policy: Some("group:2ms".parse().unwrap()),
             int_db: vec![3],
             compress: Some(esker::Compression::Zstd),
+            memory: Some("1g".parse().unwrap()),
             cache_bytes: None,
             cache_policy: Some(esker::CachePolicy::Arc),
             index_bytes: None,
@@ -343,6 +349,7 @@ mod tests {
         assert_eq!(settings.store.location, "elsewhere");
         assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
         assert_eq!(settings.store.cache_policy.0, esker::CachePolicy::Arc);
+        assert_eq!(settings.memory_bytes(), Some(1 << 30));
         let config = keys::config(&settings, &Front::of(&settings.serve).unwrap(), &Sockets::default()).unwrap();
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));

@@ -231,7 +231,7 @@ pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_onl
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use esker_device::MemoryDevice;
@@ -246,15 +246,20 @@ mod tests {
 
     /// A log in its first segment, with no other ready.
     fn log() -> Log {
+        log_of(false)
+    }
+
+    /// The same; with `threaded` a commit thread may run it.
+    pub(in crate::commit) fn log_of(threaded: bool) -> Log {
         let device = Arc::new(MemoryDevice::new(8 * SEGMENT_BYTES));
         let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..8, 0, 0));
         let buffer = Arc::new(segments.new_buffer().unwrap());
         let shape = LogShape {
             uuid: [7; 16],
             seed: 7,
-            block_bytes: 512,
+            block_bytes: 4096,
             pending_bytes_max: 1 << 20,
-            threaded: false,
+            threaded,
             async_flush: Duration::from_secs(1),
         };
         let end = LogEnd {
@@ -262,7 +267,7 @@ mod tests {
             generation: 1,
             buffer,
             base_lsn: 0,
-            tail: 512,
+            tail: 4096,
             start: 0,
             seq: 0,
             group: 1,

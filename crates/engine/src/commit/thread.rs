@@ -87,6 +87,11 @@ impl Log {
         left
     }
 
+    /// Whether the commit thread asks.
+    pub(super) fn is_commit_thread(&self) -> bool {
+        self.thread.get().is_some_and(|thread| thread.id() == std::thread::current().id())
+    }
+
     fn is_waited_for(&self) -> bool {
         self.mark().wanted() > self.mark().durable()
     }
@@ -157,7 +162,7 @@ impl Log {
             return false;
         }
         let Some(committing) = self.committing.try_lock() else { return false };
-        if let Err(error) = self.append_and_sync(true, false, |_| ()) {
+        if let Err(error) = self.append_and_sync(true, |_| ()) {
             self.fail(error);
         }
         drop(committing);
@@ -190,4 +195,38 @@ enum Step {
     Stop,
     Commit { sync: bool },
     Sleep(Duration),
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_store::Barrier;
+
+    use super::*;
+    use crate::commit::reserve::tests::log_of;
+
+    /// Failure: after a checkpoint or a step of the cleaner a durable write stood for up to a second. Cause: their
+    /// commits left word that the next group was to be gathered, and whoever came then did not wake the commit thread,
+    /// which slept and knew nothing of it.
+    #[test]
+    fn only_the_commit_thread_puts_a_group_off() {
+        let log = log_of(true);
+        let come = |clients: u64| Barrier::new(log.mark(), u64::MAX).count(clients);
+        for _ in 0..20 {
+            come(8);
+            log.commit(true);
+            assert_eq!(log.gather_to.load(Ordering::SeqCst), 0, "nobody looks at the time");
+        }
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                log.thread.set(std::thread::current()).unwrap();
+                (0..20).any(|_| {
+                    come(8);
+                    log.commit(true);
+                    log.gather_to.swap(0, Ordering::SeqCst) > 0
+                })
+            });
+            assert!(run.join().unwrap(), "of those who come together some are waited for");
+            assert!(log.mark().failure().is_none());
+        });
+    }
 }

@@ -41,7 +41,7 @@ impl Log {
             state.stopping
         };
         let bounded = matches!(self.policy(), CommitPolicy::Periodic { .. });
-        let done = self.append_and_sync(!last || bounded, true, |state| {
+        let done = self.append_and_sync(!last || bounded, |state| {
             let from = ReplayFrom {
                 generation: state.generation,
                 offset: state.segment * self.segments.segment_bytes + state.tail,
@@ -141,7 +141,7 @@ impl Log {
     pub fn commit(&self, sync: bool) {
         let committing = self.committing.lock();
         let prepared = if self.shape.threaded { Ok(()) } else { self.prepare_segment() };
-        if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync, true, |_| ())) {
+        if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync, |_| ())) {
             self.fail(error);
         }
         drop(committing);
@@ -155,17 +155,16 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile. After
-    /// a panic nobody knows what of the group is written.
+    /// Writes and syncs what there is. After a panic nobody knows what of the group is written.
     ///
     /// # Errors
     /// [`Error::Stopped`]: the caller stops the log.
-    pub(super) fn append_and_sync(&self, sync: bool, gathers: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
-        let append = || self.append_and_sync_once(sync, gathers, at_cut);
+    pub(super) fn append_and_sync(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
+        let append = || self.append_and_sync_once(sync, at_cut);
         catch_unwind(AssertUnwindSafe(append)).unwrap_or_else(|panic| Err(Error::panicked("writing the log", &*panic)))
     }
 
-    fn append_and_sync_once(&self, sync: bool, gathers: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
+    fn append_and_sync_once(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
         if let Some(failure) = self.mark().failure() {
             return Err(failure);
         }
@@ -192,14 +191,17 @@ impl Log {
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-            if gathers && self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
+            // Only the commit thread looks at the time meanwhile: put off by another, a group would wait until it wakes.
+            if self.is_commit_thread() && self.policy() == CommitPolicy::Adaptive {
                 let now = Instant::now();
                 let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
                 self.gather_to.store(to, Ordering::Relaxed);
             }
             self.advance(end);
         }
-        self.segments.evict_buffers(end);
+        // What has a piece has its buffer.
+        drop(pieces);
+        self.segments.log_is_written(end);
         Ok(())
     }
 

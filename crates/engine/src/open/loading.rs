@@ -138,7 +138,8 @@ fn find_from(
         // What a torn end has left behind this place counts for nothing, even if the log goes on elsewhere.
         segments.set_end(end.segment, end.offset);
     }
-    segments.evict_buffers(Lsn::MAX);
+    // All of it was read from the device; only where the log goes on is not whole yet.
+    segments.log_is_written(base_lsn);
     place_lost(&**device, &segments, &mut chain, &superblock, seed)?;
     let mut free_later = Vec::new();
     for usage in segments.in_use() {

@@ -13,9 +13,11 @@ pub struct Options {
     /// When the log is synced. `adaptive` by default; may be changed with
     /// [`Engine::set_policy`](crate::Engine::set_policy).
     pub policy: CommitPolicy,
-    /// Memory for the newest segments, in bytes; at least two segments. 128 MiB by default.
+    /// Memory for the newest segments, in bytes; at least two segments. They have what [`Options::cache_bytes`] does not
+    /// use beside it, unless this is 0. 128 MiB by default.
     pub recent_bytes: u64,
-    /// Memory for values read from the device, in bytes. 256 MiB by default.
+    /// Memory for values read from the device, in bytes; as long as there are fewer, the newest segments have the rest.
+    /// 256 MiB by default.
     pub cache_bytes: u64,
     /// Which of those values stay when there are more. `clock` by default.
     pub cache_policy: CachePolicy,
@@ -32,7 +34,8 @@ pub struct Options {
     /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
     pub pending_bytes_max: u64,
     /// Values of 16 KiB and more that were just written are handed out where they stand, and keep their segment in
-    /// memory. When so many bytes are kept beside [`Options::recent_bytes`], values are copied. 256 MiB by default.
+    /// memory. When so many bytes are kept beside [`Options::recent_bytes`], values are copied; so are those in memory
+    /// that the cache lends. 256 MiB by default.
     pub pinned_bytes_max: u64,
     /// Calls of the device that take longer are logged with their stage and counted. 1 s by default.
     pub slow_io: Duration,
@@ -91,6 +94,29 @@ impl Options {
         }
         self.index_bytes = self.index_bytes.min(if memory_bytes >= 8 << 30 { part(3) } else { part(8) });
         self
+    }
+
+    /// These, with `memory_bytes` shared out among all settings of memory: those of [`Options::within`] with an eighth
+    /// for [`Options::index_bytes`], and what is left of four fifths for [`Options::cache_bytes`]. A fifth is left to
+    /// what serves the store. For segments of [`segment_bytes_within`] or 64 MiB, whichever is less.
+    pub fn sharing(self, memory_bytes: u64) -> Self {
+        let mut options = self.within(memory_bytes);
+        options.index_bytes = (memory_bytes / 8).max(1 << 20);
+        let segment_bytes = segment_bytes_within(memory_bytes).min(64 << 20);
+        let others = options.memory_bytes_max(segment_bytes) - options.cache_bytes;
+        options.cache_bytes = options.cache_bytes.max((memory_bytes / 5 * 4).saturating_sub(others));
+        options
+    }
+
+    /// What an engine takes at most with these settings and segments of so many bytes, in bytes: recent segments, twice
+    /// what is pending, values that are handed out, the cache, and the index, twice while a checkpoint is written;
+    /// segments that are ready, spare, or read to be cleaned, and copies.
+    pub fn memory_bytes_max(&self, segment_bytes: u64) -> u64 {
+        let index = self.index_bytes.saturating_add(self.index_bytes / 4).saturating_add(2 << 20).saturating_mul(2);
+        [self.recent_bytes, self.pending_bytes_max, self.pending_bytes_max, self.pinned_bytes_max, self.cache_bytes]
+            .into_iter()
+            .chain([index, 6 * segment_bytes, 6 * segment_bytes.min(4 << 20)])
+            .fold(0, u64::saturating_add)
     }
 }
 

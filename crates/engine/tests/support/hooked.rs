@@ -8,6 +8,7 @@ use esker_device::{Device, Geometry, MemoryDevice, Result};
 #[allow(dead_code, reason = "not every test that uses this file looks at every call")]
 pub enum Call {
     Read(Range<u64>),
+    Write(Range<u64>),
     Prefill(Range<u64>),
     Sync,
     Other,
@@ -30,7 +31,7 @@ impl<F: Fn(Call) -> Result<()> + Send + Sync> Device for Hooked<F> {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        (self.before)(Call::Other)?;
+        (self.before)(Call::Write(offset..offset + data.len() as u64))?;
         self.device.write(offset, data)
     }
 

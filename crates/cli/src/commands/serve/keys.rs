@@ -17,7 +17,10 @@ const CLIENTS_BYTES: (u64, u64) = (64 << 20, 1 << 30);
 
 /// The server's configuration.
 pub fn config(settings: &Settings, front: &Front, sockets: &Sockets) -> Result<Config, Failure> {
-    let (stores, settings) = (settings.other_stores + 1, &settings.serve);
+    // What serves a store has an eighth of the memory that is its part.
+    let memory =
+        settings.memory_bytes().unwrap_or(esker::memory_bytes().unwrap_or(u64::MAX) / (settings.other_stores + 1));
+    let settings = &settings.serve;
     let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
     let tls = front.tls.clone();
     let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
@@ -44,7 +47,7 @@ pub fn config(settings: &Settings, front: &Front, sockets: &Sockets) -> Result<C
         name => Some(name.parse().map_err(|error| Failure::usage(format!("compress: {error}")))?),
     };
     let clients_bytes_max = match settings.clients_memory.0.0 {
-        0 => (esker::memory_bytes().unwrap_or(u64::MAX) / 8 / stores).clamp(CLIENTS_BYTES.0, CLIENTS_BYTES.1),
+        0 => (memory / 8).clamp(CLIENTS_BYTES.0, CLIENTS_BYTES.1),
         given => given,
     };
     let clients_bytes_max = number(clients_bytes_max);

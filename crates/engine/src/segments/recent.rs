@@ -1,0 +1,235 @@
+//! Buffers of recent segments: which stay in memory, and what becomes of those that leave.
+//!
+//! ready → published → among the newest that memory is set for → lent → evicted → spare, or kept by values
+//!
+//! A lent buffer stands in memory that is set for the cache and that the cache does not use.
+//!
+//! Invariants:
+//! 1. A buffer leaves memory only when all of it has been written to the device.
+//! 2. Recent buffers and spare ones take no more memory than is set for them, two segments at least, and what the cache
+//!    lends; log that is not written, and two spare ones, may be beside.
+//! 3. No value keeps a lent buffer, so that the cache has its memory at any time: what is read there is copied, and a
+//!    buffer that a value keeps already is not lent but leaves.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{Lsn, Segments};
+use crate::buffer::SegmentBuffer;
+
+impl Segments {
+    /// Number of segments whose buffers are in memory.
+    pub fn buffers(&self) -> u64 {
+        self.recent.kept.lock().recent.len() as u64
+    }
+
+    /// Memory for a segment: a spare one, or new.
+    ///
+    /// # Errors
+    /// The operating system's, when memory is short.
+    pub fn new_buffer(&self) -> std::io::Result<SegmentBuffer> {
+        if let Some(mut spare) = self.recent.kept.lock().spare.pop() {
+            spare.begin_again();
+            return Ok(spare);
+        }
+        self.page_choice.new_buffer(self.segment_bytes as usize)
+    }
+
+    /// Shows a segment's buffer to readers.
+    pub fn publish_buffer(&self, segment: u64, buffer: Arc<SegmentBuffer>) {
+        self.entry(segment).buffer.store(Some(buffer));
+        self.recent.kept.lock().recent.push_back(segment);
+    }
+
+    /// The cache says how much `free` memory it has: recent buffers may take it, unless none is set for them at all.
+    /// What is too much now leaves at once, as far as the log [is written](Segments::log_is_written).
+    pub fn lend(&self, free: impl FnOnce() -> u64) {
+        if self.recent.bytes == 0 {
+            return;
+        }
+        {
+            // Two that say so at once: the later one knows what the earlier one knew.
+            let _kept = self.recent.kept.lock();
+            self.recent.lent_bytes.store(free(), Ordering::Relaxed);
+        }
+        self.evict_buffers(self.recent.written.load(Ordering::Acquire));
+    }
+
+    /// The most bytes of recent buffers, as it is now.
+    pub fn recent_bytes_max(&self) -> u64 {
+        let most = self.recent.bytes.saturating_add(self.recent.lent_bytes.load(Ordering::Relaxed));
+        most.max(2 * self.segment_bytes)
+    }
+
+    /// How many buffers so many bytes are.
+    fn buffers_of(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.segment_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// The log is on the device below this: buffers that are too many and wholly below leave memory.
+    pub fn log_is_written(&self, written: Lsn) {
+        self.recent.written.fetch_max(written, Ordering::AcqRel);
+        self.evict_buffers(written);
+    }
+
+    /// Drops the oldest buffers above the budget whose segments are wholly below `written`.
+    pub fn evict_buffers(&self, written: Lsn) {
+        let is_written = |segment: u64| self.base_lsn(segment) + self.segment_bytes <= written;
+        let (mut leave, mut unneeded) = (Vec::new(), Vec::new());
+        let mut kept = self.recent.kept.lock();
+        let own = self.buffers_of(self.recent.bytes).max(2);
+        // Those that have come to stand in lent memory are the newest in it.
+        let mut at = kept.recent.len().saturating_sub(own);
+        while at > 0 {
+            at -= 1;
+            let segment = kept.recent[at];
+            let Some(buffer) = self.buffer(segment) else { continue };
+            if buffer.is_lent() {
+                break;
+            }
+            if !is_written(segment) {
+                continue;
+            }
+            buffer.set_lent();
+            // Who hands out a value keeps the buffer before it looks whether it is lent: one sees the other.
+            fence(Ordering::SeqCst);
+            if Arc::strong_count(&buffer) > 2 {
+                kept.recent.remove(at);
+                leave.push(self.entry(segment).buffer.swap(None));
+            }
+        }
+        let most = self.buffers_of(self.recent_bytes_max());
+        while kept.recent.len() > most {
+            let Some(oldest) = kept.recent.front().copied().filter(|oldest| is_written(*oldest)) else { break };
+            kept.recent.pop_front();
+            leave.push(self.entry(oldest).buffer.swap(None));
+        }
+        while kept.spare.len() > self.recent.spares_max && kept.recent.len() + kept.spare.len() > most {
+            unneeded.push(kept.spare.pop());
+        }
+        drop(kept);
+        leave.into_iter().flatten().for_each(|buffer| self.keep_spare(buffer));
+    }
+
+    /// A segment holds nothing any more: nor does its buffer.
+    pub(super) fn forget_buffer(&self, segment: u64) {
+        if let Some(buffer) = self.entry(segment).buffer.swap(None) {
+            self.recent.kept.lock().recent.retain(|recent| *recent != segment);
+            self.keep_spare(buffer);
+        }
+    }
+
+    /// A buffer that has left is kept for a segment to come, if it is not kept by a value and there is room for it.
+    fn keep_spare(&self, buffer: Arc<SegmentBuffer>) {
+        let Some(buffer) = self.handed_out.leaves(buffer) else { return };
+        let most = self.buffers_of(self.recent_bytes_max());
+        let mut kept = self.recent.kept.lock();
+        if kept.spare.len() < self.recent.spares_max || kept.recent.len() + kept.spare.len() < most {
+            kept.spare.push(buffer);
+            return;
+        }
+        // Giving memory back takes a while: not under the lock.
+        drop(kept);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::SHARED_VALUE_BYTES_MIN;
+
+    const LEN: u64 = 1 << 16;
+
+    /// Segments 1 to 8 of the log, from its start on.
+    fn filled(recent_bytes: u64, lent: u64) -> Segments {
+        let segments = Segments::new(LEN, 1..9, recent_bytes, u64::MAX);
+        segments.lend(|| lent);
+        segments.free_unplaced(|_| false);
+        (1..9).for_each(|segment| publish(&segments, segment));
+        segments
+    }
+
+    fn publish(segments: &Segments, segment: u64) {
+        segments.take(segment);
+        segments.place(segment, segment as u32, (segment - 1) * LEN, 0, false);
+        segments.publish_buffer(segment, Arc::new(segments.new_buffer().unwrap()));
+        segments.evict_buffers(0);
+    }
+
+    fn spares(segments: &Segments) -> usize {
+        segments.recent.kept.lock().spare.len()
+    }
+
+    #[test]
+    fn a_buffer_leaves_memory_only_when_it_is_written() {
+        let segments = filled(0, 0);
+        segments.evict_buffers(6 * LEN - 1);
+        assert_eq!(segments.buffers(), 3);
+        segments.evict_buffers(6 * LEN);
+        assert_eq!(segments.buffers(), 2);
+        assert!(segments.with_buffer(6 << 16, |_, _| ()).is_none());
+        assert!(segments.with_buffer(7 << 16, |_, _| ()).is_some());
+    }
+
+    #[test]
+    fn recent_buffers_have_what_the_cache_does_not_use() {
+        let segments = filled(2 * LEN, 4 * LEN + LEN / 2);
+        assert_eq!((segments.buffers(), segments.recent_bytes_max()), (8, 6 * LEN + LEN / 2), "nothing is written");
+        segments.log_is_written(7 * LEN);
+        assert_eq!(segments.buffers(), 6);
+        segments.lend(|| 5 * LEN);
+        assert_eq!(segments.buffers(), 6);
+        segments.lend(|| 3 * LEN);
+        assert_eq!(segments.buffers(), 5, "the cache has its memory at once");
+        assert!(segments.buffer(3).is_none() && segments.buffer(4).is_some(), "the oldest leave");
+        segments.lend(|| 0);
+        assert_eq!((segments.buffers(), spares(&segments)), (2, 2), "two are kept for segments to come");
+
+        let unwritten = filled(2 * LEN, 6 * LEN);
+        unwritten.log_is_written(2 * LEN - 1);
+        unwritten.lend(|| 0);
+        assert_eq!(unwritten.buffers(), 7, "only the first segment is written");
+
+        let none = filled(0, 8 * LEN);
+        none.log_is_written(8 * LEN);
+        assert_eq!(none.buffers(), 2, "where none are wanted, none are lent");
+    }
+
+    #[test]
+    fn buffers_of_segments_that_are_free_again_are_filled_again() {
+        let segments = filled(2 * LEN, 6 * LEN);
+        segments.log_is_written(8 * LEN);
+        (1..6).for_each(|segment| segments.release(segment, true));
+        assert_eq!((segments.buffers(), spares(&segments)), (3, 5));
+        (1..3).for_each(|segment| publish(&segments, segment));
+        assert_eq!((segments.buffers(), spares(&segments)), (5, 3), "without new memory");
+        segments.lend(|| 2 * LEN);
+        assert_eq!((segments.buffers(), spares(&segments)), (4, 2), "the cache has that of spare ones too");
+    }
+
+    #[test]
+    fn no_value_keeps_a_lent_buffer() {
+        let segments = filled(2 * LEN, 6 * LEN);
+        let value = |segment: u64| {
+            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
+                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
+            });
+            bytes.unwrap()
+        };
+        let early = value(3);
+        segments.log_is_written(8 * LEN);
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (7, LEN), "it is counted, and not lent");
+        assert!(segments.buffer(3).is_none());
+        let late: Vec<_> = (4..9).map(value).collect();
+        segments.lend(|| 0);
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (2, LEN), "what was lent was copied");
+        // The two that are set were handed out, and are counted when they leave.
+        segments.release(8, true);
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (1, 2 * LEN));
+        drop((early, late));
+        assert_eq!(segments.handed_out.bytes(), 0);
+        // A spare buffer that was lent is not lent in its next life.
+        publish(&segments, 1);
+        assert!(!segments.buffer(1).unwrap().is_lent());
+    }
+}
