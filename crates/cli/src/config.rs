@@ -111,15 +111,15 @@ settings! {
         location: String = "./esker-data".into(),
         /// Length of a store that is created; 0 means 64g, or 90 % of the free disk if that is less.
         size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of the
-        /// memory there is if that is less; a small store has smaller ones.
+        /// Memory for the stores of the process, at least 64m each, shared out among the settings below that are 0; what
+        /// clients hold (clients_memory, thrift_memory) is beside it; 0 means that each of them has its own default.
+        memory: Text<esker::MemorySize> = Text(esker::MemorySize::default()),
+        /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of
+        /// memory, or of what there is, if that is less; a small store has smaller ones.
         segment: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as
         /// periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
-        /// Memory of the process for its stores, at least 64m, shared out among the settings below that are 0: an
-        /// eighth is for the index, most of the rest for the cache; 0 means that each of them has its own default.
-        memory: Text<esker::MemorySize> = Text(esker::MemorySize::default()),
         /// Memory for data that was just written, which has what the cache does not use beside it; 0, here and below,
         /// means what fits into the cgroup's limit or the machine's memory: 128m at most.
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
@@ -188,7 +188,7 @@ settings! {
         /// Most clients at the same time, from 1.
         max_clients: u64 = 10_000,
         /// Memory held for all clients of the Redis protocol together: above it those who hold most are disconnected; 0
-        /// means an eighth of the memory there is, 64m to 1g. One reply may take a quarter of it, 256m at most.
+        /// means an eighth of memory, or of what there is, 64m to 1g. One reply may take a quarter of it, 256m at most.
         clients_memory: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// A client that says nothing for so long is closed; 0 means never.
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
@@ -457,13 +457,23 @@ impl Settings {
     /// The settings by store: these, and for each further replica these with its own over them.
     ///
     /// # Errors
-    /// [`Failure::usage`] where two are of one chain or one store, where one names none, or where there is no cluster.
+    /// [`Failure::usage`] where two are of one chain or one store, where one names none, where there is no cluster, and
+    /// where memory is too little for so many stores.
     pub fn by_store(self) -> Result<Vec<Self>, Failure> {
         if !self.replica.is_empty() && self.cluster.location.is_empty() {
             return Err(Failure::usage("replicas are of a cluster: give --cluster, or location in [cluster]"));
         }
         let replicas = self.replica.clone();
         let first = Self { other_stores: replicas.len() as u64, replica: Vec::new(), ..self };
+        if let Some(bytes) = first.memory_bytes().filter(|bytes| *bytes < esker::MemorySize::MIN.0) {
+            return Err(Failure::usage(format!(
+                "memory = {} is {} for each of {} stores: at least {}",
+                first.store.memory.0,
+                esker::ByteSize(bytes),
+                first.other_stores + 1,
+                esker::MemorySize::MIN
+            )));
+        }
         let mut all = vec![first.clone()];
         for replica in replicas {
             let ReplicaSettings { chain, location, listen, tls_listen, nbd_listen, grpc_listen, .. } = replica;
@@ -564,6 +574,8 @@ mod tests {
         assert!(refused("'users'", "'main'").contains("another chain"));
         assert!(refused("chain = 'users'\n", "").contains("no chain"));
         assert!(refused("'zk://h'", "''").contains("--cluster"));
+        let little = refused("location = 'a'", "location = 'a'\nmemory = '100m'");
+        assert!(little.contains("100m") && little.contains("2 stores") && little.contains("64m"), "{little}");
         // What is printed of a replica is one, once a sign is taken away from each line.
         let printed = Settings::default().print();
         let from = printed.find("#[[replica]]").unwrap();

@@ -106,9 +106,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if matches!(arguments.command, Command::Serve(_)) {
-        esker::heed_memory_limit();
-    }
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -125,6 +122,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         _ => Sockets::default(),
     };
     let mut settings = Settings::load(arguments.config.as_deref())?;
+    if let Command::Serve(command) = &arguments.command {
+        esker::heed_memory_limit(command.memory_bytes(&settings));
+    }
     let exporting = match &arguments.command {
         Command::Serve(command) => Exporting::start(command.otlp(&mut settings))?,
         _ => Exporting::default(),

@@ -231,7 +231,7 @@ impl HandedOut {
     pub fn value_of(&self, buffer: &Arc<SegmentBuffer>, start: usize, len: usize) -> Bytes {
         if len >= SHARED_VALUE_BYTES_MIN && self.bytes() < self.max && !buffer.is_lent() {
             let slice = BufferSlice { buffer: Arc::clone(buffer), start, len };
-            // Who lends it says so before looking who keeps it: one sees the other.
+            // The thread that lends says so, then counts; this one keeps the buffer, then looks: one sees the other.
             fence(Ordering::SeqCst);
             if !buffer.is_lent() {
                 return Bytes::from_owner(slice);

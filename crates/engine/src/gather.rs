@@ -66,6 +66,8 @@ const USUAL_SYNCS: f64 = 32.0;
 const CROWD_CHANGED: f64 = 1.5;
 /// A sync that took more than so many times the usual counts as this: one that hung says nothing of waiting.
 const HUNG: f64 = 3.0;
+/// No group is put off for longer, whatever syncs are thought to take.
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// What came of some syncs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -272,9 +274,10 @@ impl Gather {
     /// Takes in the time of a sync that began so long after the last.
     fn time(&mut self, sync: f64, put_off: f64) {
         if self.sync == 0.0 {
-            self.sync = sync;
+            self.sync = sync.min(WAIT_MAX.as_secs_f64());
             return;
         }
+        let sync = sync.min(self.sync * HUNG);
         let as_long_as_ever = match self.waiting {
             // The wait may have made it shorter, but not longer.
             Some(waiting) => sync > self.sync || self.tried[waiting.choice].sync >= SHORTER,
@@ -322,13 +325,20 @@ impl Gather {
         best.filter(|(_, tried)| tried.rounds() < 2.0 * WORTH).map(|(choice, _)| choice)
     }
 
+    /// Another thread has synced for all who had come when it cut: the next sync does not answer them, and a wait for
+    /// them to come back is broken off. Otherwise as [`Gather::after_sync`].
+    pub fn passed(&mut self, at_cut: u64, now: u64, at: Instant) {
+        (self.arrivals_before, self.ended, self.waiting) = (at_cut, Some(at), None);
+        self.queued = now.saturating_sub(at_cut);
+    }
+
     /// How much longer to wait at the time `at`; zero when all are back or the time is over.
     pub fn left(&mut self, all_back: bool, at: Instant) -> Duration {
         let Some(waiting) = &mut self.waiting else { return Duration::ZERO };
         if waiting.in_time.is_some() {
             return Duration::ZERO;
         }
-        let wait = WAITS[waiting.choice] * self.sync;
+        let wait = (WAITS[waiting.choice] * self.sync).min(WAIT_MAX.as_secs_f64());
         let waited = at.saturating_duration_since(waiting.since).as_secs_f64();
         if !all_back && waited < wait {
             return Duration::from_secs_f64(wait - waited);
@@ -504,5 +514,33 @@ mod tests {
             tried.sync = 1.0;
         }
         assert_eq!(gather.after_sync(2, 200, SYNC, Instant::now()), 0);
+    }
+
+    #[test]
+    fn those_whom_others_answered_are_not_waited_for() {
+        let (mut gather, mut at) = (Gather::default(), Instant::now());
+        let mut arrivals = 0;
+        for _ in 0..1_000 {
+            (arrivals, at) = (arrivals + 1, at + MS);
+            gather.passed(arrivals, arrivals, at);
+        }
+        assert_eq!(gather.after_sync(arrivals + 1, arrivals + 1, MS, at + MS), 0, "one writer came");
+    }
+
+    #[test]
+    fn a_sync_that_hung_does_not_have_later_ones_put_off_for_long() {
+        let (mut gather, mut at) = (Gather::default(), Instant::now());
+        let mut arrivals = 0;
+        for sync in [MS; 20].into_iter().chain([8_000 * MS]) {
+            (arrivals, at) = (arrivals + 8, at + sync);
+            gather.after_sync(arrivals, arrivals + 8, sync, at);
+            // All but one are back at once.
+            gather.left(false, at + sync);
+        }
+        let to = gather.after_sync(arrivals + 8, arrivals + 8, MS, at + MS);
+        assert!(to == 0 || gather.left(false, at + MS) <= 5 * MS, "{:?}", gather.left(false, at + MS));
+        let mut first = Gather::default();
+        let to = first.after_sync(8, 8, 8_000 * MS, at);
+        assert!(to == 0 || first.left(false, at) <= WAIT_MAX, "{:?}", first.left(false, at));
     }
 }

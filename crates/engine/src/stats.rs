@@ -94,10 +94,10 @@ pub struct Stats {
     pub compressed_stored_bytes: u64,
     /// Raw bytes that were decompressed for readers.
     pub unpacked_bytes: u64,
-    /// Segments whose buffers are in memory.
+    /// Segments whose buffers are in memory, and buffers for segments to come.
     pub buffered_segments: u64,
     /// The most bytes of these, as it is now: [`Options::recent_bytes`](crate::Options::recent_bytes) and what the cache
-    /// does not use.
+    /// does not use. Log that is not written, and two buffers for segments to come, may be beside.
     pub recent_bytes_max: u64,
     /// Bytes of buffers that only values which were handed out keep.
     pub handed_out_bytes: u64,
@@ -374,7 +374,7 @@ impl Engine {
             segments: self.segments.log_segments(),
             free_segments: self.segments.free_segments(),
             bare_segments: self.segments.bare_segments(),
-            buffered_segments: self.segments.buffers(),
+            buffered_segments: self.segments.buffers_with_spares(),
             recent_bytes_max: self.segments.recent_bytes_max(),
             handed_out_bytes: self.segments.handed_out.bytes(),
             device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),

@@ -213,7 +213,8 @@ fn lent(engine: &Engine) -> u64 {
 }
 
 const SEGMENT_BYTES_LENT: u64 = 1 << 20;
-/// Recent segments, the cache, what may come into it before it is looked at, and a segment that is open or not written.
+/// Recent segments, the cache, what may come into it before it is looked at, and two segments that are open, not written, or
+/// to come.
 const LENT_MAX: u64 = (4 + 8 + 1 + 2) * SEGMENT_BYTES_LENT;
 
 #[test]
@@ -239,7 +240,7 @@ fn recent_segments_have_what_the_cache_does_not_use() {
         }
         let stats = engine.stats();
         assert!(stats.cache_bytes > 6 * SEGMENT_BYTES_LENT, "{policy}: {stats:?}");
-        assert!((2..=6).contains(&stats.buffered_segments), "{policy}: {stats:?}");
+        assert!((2..=8).contains(&stats.buffered_segments), "{policy}: {stats:?}");
         assert!(stats.recent_bytes_max <= 6 * SEGMENT_BYTES_LENT, "{policy}: {stats:?}");
     }
 }

@@ -59,12 +59,25 @@ pub struct Builder {
     expire_interval: Duration,
     map_sweep: u64,
     options: Options,
-    /// What was said of all of it.
+    /// What was said of all memory, ...
     memory_bytes: Option<u64>,
+    /// ... and of which parts something was said.
+    said: Said,
     clock: Arc<dyn Clock>,
     sequencers: Option<esker_remote::Options>,
     /// Options of the location that belong to its backend.
     backend_options: Pairs,
+}
+
+/// Of which settings of memory something was said.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    recent: bool,
+    cache: bool,
+    index: bool,
+    pending: bool,
+    pinned: bool,
+    segment: bool,
 }
 
 impl Default for Builder {
@@ -77,6 +90,7 @@ impl Default for Builder {
             map_sweep: 0,
             options: engine_options(),
             memory_bytes: None,
+            said: Said::default(),
             clock: Arc::new(SystemClock),
             sequencers: None,
             backend_options: Pairs::new(),
@@ -115,7 +129,7 @@ impl Builder {
     /// By default 64 MiB, or a 64th of the memory that this process may have if that is less, but at least 1 MiB. A
     /// transaction has to fit into a segment.
     pub fn segment_bytes(mut self, bytes: u64) -> Self {
-        self.segment_bytes = bytes;
+        (self.segment_bytes, self.said.segment) = (bytes, true);
         self
     }
 
@@ -129,14 +143,30 @@ impl Builder {
     }
 
     /// Memory for this store, in bytes (option `memory`), shared out among what was just written, what was read, the
-    /// index and what writers may be ahead: see [`Options::sharing`]. Replaces what was said of these before; what is
-    /// said after it counts. By default each has a setting of its own. At least [`MemorySize::MIN`].
+    /// index and what writers may be ahead: see [`Options::sharing`]. Segments of a store that is made are a 64th of it
+    /// at most. What is said of any of these itself counts, before or after. At least [`MemorySize::MIN`].
     pub fn memory_bytes(mut self, bytes: u64) -> Self {
-        let bytes = bytes.max(MemorySize::MIN.0);
-        self.options = self.options.sharing(bytes);
-        self.segment_bytes = self.segment_bytes.min(segment_bytes_within(bytes));
-        self.memory_bytes = Some(bytes);
+        self.memory_bytes = Some(bytes.max(MemorySize::MIN.0));
         self
+    }
+
+    /// Shares out what was said of all memory among the settings of which nothing was said.
+    fn share_memory(&mut self) {
+        let Some(bytes) = self.memory_bytes else { return };
+        let shared = Options::default().sharing(bytes);
+        let (said, own) = (self.said, &mut self.options);
+        for (said, own, shared) in [
+            (said.recent, &mut own.recent_bytes, shared.recent_bytes),
+            (said.cache, &mut own.cache_bytes, shared.cache_bytes),
+            (said.index, &mut own.index_bytes, shared.index_bytes),
+            (said.pending, &mut own.pending_bytes_max, shared.pending_bytes_max),
+            (said.pinned, &mut own.pinned_bytes_max, shared.pinned_bytes_max),
+            (said.segment, &mut self.segment_bytes, segment_bytes_within(bytes).min(default_segment_bytes())),
+        ] {
+            if !said {
+                *own = shared;
+            }
+        }
     }
 
     /// When commits are synced (option `policy`: `adaptive`, `batch`, `group:WINDOW` or
@@ -150,7 +180,7 @@ impl Builder {
     /// it, unless this is 0. 128 MiB by default; as all settings of memory less where this process may not have 4 GiB,
     /// by the limit of its cgroup or by the machine's memory: see [`Options::within`].
     pub fn recent_bytes(mut self, bytes: u64) -> Self {
-        self.options.recent_bytes = bytes;
+        (self.options.recent_bytes, self.said.recent) = (bytes, true);
         self
     }
 
@@ -158,20 +188,20 @@ impl Builder {
     /// lately leave memory and are read back when they are needed. By default a third of the memory that this process
     /// may have, an eighth of less than 8 GiB. See [`Options::index_bytes`].
     pub fn index_bytes(mut self, bytes: u64) -> Self {
-        self.options.index_bytes = bytes;
+        (self.options.index_bytes, self.said.index) = (bytes, true);
         self
     }
 
     /// Bytes that writers may be ahead of the device (option `pending`). 256 MiB by default.
     pub fn pending_bytes(mut self, bytes: u64) -> Self {
-        self.options.pending_bytes_max = bytes;
+        (self.options.pending_bytes_max, self.said.pending) = (bytes, true);
         self
     }
 
     /// Memory, in bytes, that values which were handed out may keep beside what was just written (option `pinned`):
     /// above it they are copied. 256 MiB by default.
     pub fn pinned_bytes(mut self, bytes: u64) -> Self {
-        self.options.pinned_bytes_max = bytes;
+        (self.options.pinned_bytes_max, self.said.pinned) = (bytes, true);
         self
     }
 
@@ -190,7 +220,7 @@ impl Builder {
 
     /// Memory for data that was read from the device, in bytes (option `cache`). 256 MiB by default.
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
-        self.options.cache_bytes = bytes;
+        (self.options.cache_bytes, self.said.cache) = (bytes, true);
         self
     }
 
@@ -297,7 +327,11 @@ impl Builder {
         };
         let background = builder.background();
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
-        let memory = builder.memory_bytes.or_else(memory_bytes).unwrap_or(u64::MAX);
+        let there_is = memory_bytes().unwrap_or(u64::MAX);
+        let memory = builder.memory_bytes.unwrap_or(there_is);
+        if memory > there_is {
+            tracing::warn!(memory_bytes = memory, there_is, "the store may take more memory than there is");
+        }
         let segment_bytes = engine.stats().segment_bytes;
         if segment_bytes > segment_bytes_within(memory).max(1 << 20) * 2 {
             tracing::warn!(
@@ -554,9 +588,7 @@ impl Builder {
     /// Parses the location and takes its options over.
     fn at(mut self, location: &str) -> Result<(Self, Place)> {
         let Location { place, options } = Location::parse(location)?;
-        let (memory, options): (Pairs, Pairs) = options.into_iter().partition(|(key, _)| key == "memory");
-        // All of it first: what is said of its parts counts wherever that stands.
-        for (key, value) in memory.into_iter().chain(options) {
+        for (key, value) in options {
             match &place {
                 Place::Backend(scheme, _) if scheme.takes(&key) => self.backend_options.push((key, value)),
                 Place::Backend(scheme, _) if !["create", "expire", "map_sweep"].contains(&&*key) => {
@@ -565,6 +597,7 @@ impl Builder {
                 _ => self.set(&key, &value)?,
             }
         }
+        self.share_memory();
         Ok((self, place))
     }
 
@@ -582,20 +615,18 @@ impl Builder {
         let period = |key, value| read::<Period>(key, value).map(|period| period.0);
         match key {
             "size" => self.size = Some(bytes(key, value)?),
-            "segment" => self.segment_bytes = bytes(key, value)?,
             "policy" => self.options.policy = read(key, value)?,
+            "segment" => (self.segment_bytes, self.said.segment) = (bytes(key, value)?, true),
+            "recent" => (self.options.recent_bytes, self.said.recent) = (bytes(key, value)?, true),
+            "cache" => (self.options.cache_bytes, self.said.cache) = (bytes(key, value)?, true),
+            "index" => (self.options.index_bytes, self.said.index) = (bytes(key, value)?, true),
+            "pending" => (self.options.pending_bytes_max, self.said.pending) = (bytes(key, value)?, true),
+            "pinned" => (self.options.pinned_bytes_max, self.said.pinned) = (bytes(key, value)?, true),
             "memory" => {
                 let MemorySize(ByteSize(bytes)) = read(key, value)?;
-                if bytes > 0 {
-                    *self = std::mem::take(self).memory_bytes(bytes);
-                }
+                self.memory_bytes = Some(bytes).filter(|bytes| *bytes > 0);
             }
-            "recent" => self.options.recent_bytes = bytes(key, value)?,
-            "cache" => self.options.cache_bytes = bytes(key, value)?,
             "cache_policy" => self.options.cache_policy = read(key, value)?,
-            "index" => self.options.index_bytes = bytes(key, value)?,
-            "pending" => self.options.pending_bytes_max = bytes(key, value)?,
-            "pinned" => self.options.pinned_bytes_max = bytes(key, value)?,
             "recovery" => self.options.recovery_time = period(key, value)?,
             "scrub" => self.options.scrub_bytes_per_s = read::<ByteSize>(key, value)?.0,
             "async_flush" => self.options.async_flush = period(key, value)?,
@@ -637,5 +668,31 @@ fn mark_lost(object: &ObjectId, what: &What) -> Option<Bytes> {
         What::Slot(_) => esker_log::lost_mark(object, None),
         What::OmapKey(key) => esker_log::lost_mark(object, Some(key)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_part_of_memory_counts_wherever_it_is_said() {
+        let resolved = |builder: Builder, location: &str| builder.at(location).unwrap().0;
+        let shared = Options::default().sharing(8 << 30);
+        let parts =
+            |builder: &Builder| (builder.options.cache_bytes, builder.options.recent_bytes, builder.segment_bytes);
+        let all = resolved(Store::builder(), "esker:data?memory=8g");
+        assert_eq!(parts(&all), (shared.cache_bytes, shared.recent_bytes, default_segment_bytes()));
+        let given = Store::builder().cache_bytes(7 << 20).segment_bytes(1 << 20);
+        let before = resolved(given.clone(), "esker:data?memory=8g");
+        assert_eq!(parts(&before), (7 << 20, shared.recent_bytes, 1 << 20));
+        let after = resolved(given.memory_bytes(1 << 30), "esker:data?recent=9m&memory=8g&cache=5m");
+        assert_eq!(parts(&after), (5 << 20, 9 << 20, 1 << 20), "the later size, whatever the earlier was");
+        let none = resolved(Store::builder().memory_bytes(1 << 30), "esker:data?memory=0");
+        assert_eq!(parts(&none), parts(&Store::builder()));
+        let small = resolved(Store::builder(), "esker:data?memory=64m");
+        assert_eq!(small.segment_bytes, 1 << 20);
+        let error = Store::builder().at("esker:data?memory=63m").err().unwrap().to_string();
+        assert!(error.contains("63m") && error.contains("64m"), "{error}");
     }
 }

@@ -82,9 +82,10 @@ pub fn default_segment_bytes() -> u64 {
 /// Below so many bytes of memory the allocator is to keep little.
 const SCARCE_BYTES: u64 = 4 << 30;
 
-/// Has the process's allocator give freed memory back where memory is scarce. For a program, before it starts threads.
-pub fn heed_memory_limit() {
-    if memory_bytes().is_some_and(|bytes| bytes < SCARCE_BYTES) {
+/// Has the process's allocator give freed memory back where memory is scarce: what there is, or what is `given` to the
+/// stores. For a program, before it starts threads.
+pub fn heed_memory_limit(given: Option<u64>) {
+    if given.into_iter().chain(memory_bytes()).any(|bytes| bytes < SCARCE_BYTES) {
         esker_device::give_freed_memory_back();
     }
 }

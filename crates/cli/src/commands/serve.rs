@@ -210,6 +210,11 @@ impl Serve {
         served
     }
 
+    /// What is said of the memory for all stores, by the flag or in the configuration.
+    pub fn memory_bytes(&self, settings: &Settings) -> Option<u64> {
+        self.memory.map_or_else(|| settings.memory_bytes(), |memory| Some(memory.0.0).filter(|bytes| *bytes > 0))
+    }
+
     /// Puts the flags over the configuration.
     fn apply(self, settings: &mut Settings) {
         fn over<T>(target: &mut T, flag: Option<T>) {

@@ -118,6 +118,9 @@ impl Log {
                 state.hurried = false;
             }
             drop(state);
+            if !woken {
+                self.segments.give_up_spares(Instant::now());
+            }
             let syncs = self.counters.syncs.load(Ordering::Relaxed);
             let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
             syncs_before = syncs;

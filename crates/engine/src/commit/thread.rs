@@ -44,7 +44,7 @@ impl Log {
                 }
                 Step::Commit { sync } => {
                     self.parked.store(false, Ordering::SeqCst);
-                    self.commit(sync);
+                    self.commit_if_left(sync);
                     if self.mark().failure().is_some() {
                         return;
                     }
@@ -61,13 +61,15 @@ impl Log {
 
     /// Makes durable what is not yet, if there is anything.
     pub fn commit_rest(&self) {
-        let rest = {
-            let state = self.state.lock();
-            state.group_open || state.tail > state.start || !state.sealed.is_empty() || state.oldest_unsynced.is_some()
-        };
-        if rest {
+        if self.has_rest() {
             self.commit(true);
         }
+    }
+
+    /// Whether there is anything that is not durable.
+    pub(super) fn has_rest(&self) -> bool {
+        let state = self.state.lock();
+        state.group_open || state.tail > state.start || !state.sealed.is_empty() || state.oldest_unsynced.is_some()
     }
 
     /// How long the thread waits for the writers that the last sync woke to come back; zero when there are none to
@@ -92,7 +94,7 @@ impl Log {
         self.thread.get().is_some_and(|thread| thread.id() == std::thread::current().id())
     }
 
-    fn is_waited_for(&self) -> bool {
+    pub(super) fn is_waited_for(&self) -> bool {
         self.mark().wanted() > self.mark().durable()
     }
 
@@ -205,7 +207,7 @@ mod tests {
     use crate::commit::reserve::tests::log_of;
 
     /// Failure: after a checkpoint or a step of the cleaner a durable write stood for up to a second. Cause: their
-    /// commits left word that the next group was to be gathered, and whoever came then did not wake the commit thread,
+    /// commits left word that the next group was to be gathered, and a writer that came then did not wake the commit thread,
     /// which slept and knew nothing of it.
     #[test]
     fn only_the_commit_thread_puts_a_group_off() {

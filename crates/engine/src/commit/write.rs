@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use esker_device::Device;
 use esker_store::{Error, Result};
+use parking_lot::MutexGuard;
 
 use super::state::{EpochEnd, Piece, Ready, State};
 use super::{HURRY, Log, stopped};
@@ -139,7 +140,18 @@ impl Log {
 
     /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
     pub fn commit(&self, sync: bool) {
+        self.commit_locked(sync, self.committing.lock());
+    }
+
+    /// The same, unless another thread has done it meanwhile.
+    pub(super) fn commit_if_left(&self, sync: bool) {
         let committing = self.committing.lock();
+        if self.is_waited_for() || self.has_rest() {
+            self.commit_locked(sync, committing);
+        }
+    }
+
+    fn commit_locked(&self, sync: bool, committing: MutexGuard<'_, ()>) {
         let prepared = if self.shape.threaded { Ok(()) } else { self.prepare_segment() };
         if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync, |_| ())) {
             self.fail(error);
@@ -191,11 +203,18 @@ impl Log {
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-            // Only the commit thread looks at the time meanwhile: put off by another, a group would wait until it wakes.
-            if self.is_commit_thread() && self.policy() == CommitPolicy::Adaptive {
+            if self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
                 let now = Instant::now();
-                let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
-                self.gather_to.store(to, Ordering::Relaxed);
+                let (mut gather, back) = (self.gather.lock(), self.mark().arrivals());
+                // Only the commit thread looks at the time meanwhile: put off by another thread, a group would wait
+                // until it wakes.
+                if self.is_commit_thread() {
+                    let to = gather.after_sync(arrivals, back, now - began, now);
+                    self.gather_to.store(to, Ordering::Relaxed);
+                } else {
+                    gather.passed(arrivals, back, now);
+                    self.gather_to.store(0, Ordering::SeqCst);
+                }
             }
             self.advance(end);
         }

@@ -96,11 +96,14 @@ impl Options {
         self
     }
 
-    /// These, with `memory_bytes` shared out among all settings of memory: those of [`Options::within`] with an eighth
-    /// for [`Options::index_bytes`], and what is left of four fifths for [`Options::cache_bytes`]. A fifth is left to
-    /// what serves the store. For segments of [`segment_bytes_within`] or 64 MiB, whichever is less.
+    /// These, with `memory_bytes` shared out among all settings of memory, whatever they were: the defaults, as
+    /// [`Options::within`] has them, with an eighth for [`Options::index_bytes`], and for [`Options::cache_bytes`] what
+    /// [`Options::memory_bytes_max`] leaves of four fifths: 12 % of 1 GiB, 33 % of 8 GiB, 47 % of 64 GiB. A fifth is
+    /// left to what serves the store. For segments of [`segment_bytes_within`] or 64 MiB, whichever is less.
     pub fn sharing(self, memory_bytes: u64) -> Self {
-        let mut options = self.within(memory_bytes);
+        let Self { recent_bytes, cache_bytes, pending_bytes_max, pinned_bytes_max, .. } =
+            Self::default().within(memory_bytes);
+        let mut options = Self { recent_bytes, cache_bytes, pending_bytes_max, pinned_bytes_max, ..self };
         options.index_bytes = (memory_bytes / 8).max(1 << 20);
         let segment_bytes = segment_bytes_within(memory_bytes).min(64 << 20);
         let others = options.memory_bytes_max(segment_bytes) - options.cache_bytes;

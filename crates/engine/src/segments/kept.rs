@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -29,8 +30,12 @@ pub struct Recent {
 pub struct RecentBuffers {
     /// Segments with a buffer, the oldest first.
     pub recent: VecDeque<u64>,
-    /// Buffers for segments to come.
+    /// Of these, the newest that came to stand in lent memory while a value kept them.
+    pub draining: VecDeque<u64>,
+    /// Buffers for segments to come, ...
     pub spare: Vec<SegmentBuffer>,
+    /// ... and when the last of them came or was taken.
+    pub turned: Option<Instant>,
 }
 
 impl Recent {

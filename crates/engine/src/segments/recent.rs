@@ -8,14 +8,22 @@
 //! 1. A buffer leaves memory only when all of it has been written to the device.
 //! 2. Recent buffers and spare ones take no more memory than is set for them, two segments at least, and what the cache
 //!    lends; log that is not written, and two spare ones, may be beside.
-//! 3. No value keeps a lent buffer, so that the cache has its memory at any time: what is read there is copied, and a
-//!    buffer that a value keeps already is not lent but leaves.
+//! 3. Values keep few lent buffers, so that the cache has its memory at any time: what is read there is copied, and of
+//!    those that a value kept before all but two leave, and are counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use super::{Lsn, Segments};
 use crate::buffer::SegmentBuffer;
+
+/// References to a buffer that no value keeps: the table's, and that of the thread that looks.
+const ALONE: usize = 2;
+/// So many buffers that came to stand in lent memory may still be kept by a value.
+const DRAINING_MAX: usize = 2;
+/// Memory of spare buffers that were not needed for so long is given back.
+const SPARE_MAX: Duration = Duration::from_secs(10);
 
 impl Segments {
     /// Number of segments whose buffers are in memory.
@@ -23,14 +31,34 @@ impl Segments {
         self.recent.kept.lock().recent.len() as u64
     }
 
+    /// Number of buffers in memory, with those for segments to come.
+    pub fn buffers_with_spares(&self) -> u64 {
+        let kept = self.recent.kept.lock();
+        (kept.recent.len() + kept.spare.len()) as u64
+    }
+
+    /// Gives the memory of a spare buffer back if none has come or been taken for a while, and there are more than are
+    /// always kept.
+    pub fn give_up_spares(&self, now: Instant) {
+        let mut kept = self.recent.kept.lock();
+        let rest = kept.turned.is_none_or(|turned| now.saturating_duration_since(turned) > SPARE_MAX);
+        let unneeded = if rest && kept.spare.len() > self.recent.spares_max { kept.spare.pop() } else { None };
+        drop(kept);
+        drop(unneeded);
+    }
+
     /// Memory for a segment: a spare one, or new.
     ///
     /// # Errors
     /// The operating system's, when memory is short.
     pub fn new_buffer(&self) -> std::io::Result<SegmentBuffer> {
-        if let Some(mut spare) = self.recent.kept.lock().spare.pop() {
-            spare.begin_again();
-            return Ok(spare);
+        {
+            let mut kept = self.recent.kept.lock();
+            if let Some(mut spare) = kept.spare.pop() {
+                kept.turned = Some(Instant::now());
+                spare.begin_again();
+                return Ok(spare);
+            }
         }
         self.page_choice.new_buffer(self.segment_bytes as usize)
     }
@@ -78,6 +106,7 @@ impl Segments {
         let (mut leave, mut unneeded) = (Vec::new(), Vec::new());
         let mut kept = self.recent.kept.lock();
         let own = self.buffers_of(self.recent.bytes).max(2);
+        let mut kept_by_values = Vec::new();
         // Those that have come to stand in lent memory are the newest in it.
         let mut at = kept.recent.len().saturating_sub(own);
         while at > 0 {
@@ -91,17 +120,27 @@ impl Segments {
                 continue;
             }
             buffer.set_lent();
-            // Who hands out a value keeps the buffer before it looks whether it is lent: one sees the other.
+            // The thread that lends says so, then counts; one that hands out a value keeps the buffer, then looks
+            // whether it is lent: at least one sees the other.
             fence(Ordering::SeqCst);
-            if Arc::strong_count(&buffer) > 2 {
-                kept.recent.remove(at);
-                leave.push(self.entry(segment).buffer.swap(None));
+            if Arc::strong_count(&buffer) > ALONE {
+                kept_by_values.push(segment);
             }
+        }
+        kept.draining.extend(kept_by_values.into_iter().rev());
+        // Most values are on their way to a client, and gone soon.
+        let is_kept = |buffer: Arc<SegmentBuffer>| buffer.is_lent() && Arc::strong_count(&buffer) > ALONE;
+        kept.draining.retain(|segment| self.buffer(*segment).is_some_and(is_kept));
+        while kept.draining.len() > DRAINING_MAX {
+            let Some(segment) = kept.draining.pop_front() else { break };
+            kept.recent.retain(|recent| *recent != segment);
+            leave.push(self.entry(segment).buffer.swap(None));
         }
         let most = self.buffers_of(self.recent_bytes_max());
         while kept.recent.len() > most {
             let Some(oldest) = kept.recent.front().copied().filter(|oldest| is_written(*oldest)) else { break };
             kept.recent.pop_front();
+            kept.draining.retain(|draining| *draining != oldest);
             leave.push(self.entry(oldest).buffer.swap(None));
         }
         while kept.spare.len() > self.recent.spares_max && kept.recent.len() + kept.spare.len() > most {
@@ -113,8 +152,17 @@ impl Segments {
 
     /// A segment holds nothing any more: nor does its buffer.
     pub(super) fn forget_buffer(&self, segment: u64) {
-        if let Some(buffer) = self.entry(segment).buffer.swap(None) {
-            self.recent.kept.lock().recent.retain(|recent| *recent != segment);
+        let buffer = {
+            let mut kept = self.recent.kept.lock();
+            // Its number may name another life of the segment soon.
+            kept.draining.retain(|draining| *draining != segment);
+            let buffer = self.entry(segment).buffer.swap(None);
+            if buffer.is_some() {
+                kept.recent.retain(|recent| *recent != segment);
+            }
+            buffer
+        };
+        if let Some(buffer) = buffer {
             self.keep_spare(buffer);
         }
     }
@@ -126,6 +174,7 @@ impl Segments {
         let mut kept = self.recent.kept.lock();
         if kept.spare.len() < self.recent.spares_max || kept.recent.len() + kept.spare.len() < most {
             kept.spare.push(buffer);
+            kept.turned = Some(Instant::now());
             return;
         }
         // Giving memory back takes a while: not under the lock.
@@ -208,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_keeps_a_lent_buffer() {
+    fn values_keep_few_lent_buffers() {
         let segments = filled(2 * LEN, 6 * LEN);
         let value = |segment: u64| {
             let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
@@ -216,20 +265,101 @@ mod tests {
             });
             bytes.unwrap()
         };
-        let early = value(3);
+        let early: Vec<_> = (3..7).map(value).collect();
         segments.log_is_written(8 * LEN);
-        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (7, LEN), "it is counted, and not lent");
-        assert!(segments.buffer(3).is_none());
-        let late: Vec<_> = (4..9).map(value).collect();
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (6, 2 * LEN), "two may wait for their clients");
+        assert!([5, 6].iter().all(|segment| segments.buffer(*segment).is_some()), "the newest of them");
+        let late: Vec<_> = (1..9).filter(|segment| segments.buffer(*segment).is_some()).map(value).collect();
         segments.lend(|| 0);
-        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (2, LEN), "what was lent was copied");
+        let waited_for = 2 * LEN;
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (2, 2 * LEN + waited_for), "others were copied");
         // The two that are set were handed out, and are counted when they leave.
         segments.release(8, true);
-        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (1, 2 * LEN));
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (1, 3 * LEN + waited_for));
         drop((early, late));
         assert_eq!(segments.handed_out.bytes(), 0);
         // A spare buffer that was lent is not lent in its next life.
         publish(&segments, 1);
         assert!(!segments.buffer(1).unwrap().is_lent());
+    }
+
+    /// Failure: the buffer of the segment that the log is in left memory before it was written. Cause: the segment had
+    /// been waited for in its life before, and was released and filled again before the next look.
+    #[test]
+    fn a_segment_that_is_filled_again_is_not_taken_for_what_it_was() {
+        let segments = filled(2 * LEN, 6 * LEN);
+        let value = |segment: u64| {
+            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
+                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
+            });
+            bytes.unwrap()
+        };
+        let _kept: Vec<_> = (5..8).map(value).collect();
+        segments.log_is_written(8 * LEN);
+        assert_eq!(segments.recent.kept.lock().draining, [5, 6]);
+        segments.release(5, true);
+        segments.take(5);
+        segments.place(5, 9, 8 * LEN, 0, false);
+        let open = Arc::new(segments.new_buffer().unwrap());
+        segments.publish_buffer(5, Arc::clone(&open));
+        segments.log_is_written(8 * LEN);
+        assert_eq!(segments.recent.kept.lock().draining, [6, 7]);
+        assert!(segments.buffer(5).is_some_and(|buffer| Arc::ptr_eq(&buffer, &open)));
+        assert!(segments.buffer(6).is_some() && segments.buffer(7).is_some());
+    }
+
+    #[test]
+    fn values_on_their_way_take_no_buffer_from_memory() {
+        let segments = Segments::new(LEN, 1..9, 2 * LEN, u64::MAX);
+        segments.lend(|| 6 * LEN);
+        segments.free_unplaced(|_| false);
+        let mut on_their_way = Vec::new();
+        for segment in 1..9 {
+            publish(&segments, segment);
+            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
+                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
+            });
+            on_their_way.push(bytes.unwrap());
+            // Each is sent while the third after it is written.
+            if on_their_way.len() > 3 {
+                on_their_way.remove(0);
+            }
+            segments.log_is_written(segment * LEN);
+        }
+        assert_eq!((segments.buffers(), segments.handed_out.bytes()), (8, 0));
+    }
+
+    #[test]
+    fn a_value_is_never_handed_out_of_a_buffer_that_was_found_alone() {
+        for _ in 0..2_000 {
+            let segments = filled(2 * LEN, 6 * LEN);
+            let both = std::sync::Barrier::new(2);
+            let (value, alone) = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    both.wait();
+                    segments
+                        .with_buffer(LEN, |buffer, at| segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN))
+                });
+                both.wait();
+                segments.log_is_written(LEN);
+                let alone = segments.recent.kept.lock().draining.is_empty();
+                (reader.join().unwrap().unwrap(), alone)
+            });
+            let keeps = Arc::strong_count(&segments.buffer(1).unwrap()) > ALONE;
+            assert!(!(alone && keeps), "the buffer was lent, and a value keeps it");
+            drop(value);
+        }
+    }
+
+    #[test]
+    fn spare_buffers_are_given_back_after_a_while() {
+        let segments = filled(2 * LEN, 6 * LEN);
+        segments.log_is_written(8 * LEN);
+        (1..6).for_each(|segment| segments.release(segment, true));
+        let now = Instant::now();
+        segments.give_up_spares(now);
+        assert_eq!((spares(&segments), segments.buffers_with_spares()), (5, 8));
+        (0..9).for_each(|_| segments.give_up_spares(now + 2 * SPARE_MAX));
+        assert_eq!(spares(&segments), 2);
     }
 }

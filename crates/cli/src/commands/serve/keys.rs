@@ -17,7 +17,7 @@ const CLIENTS_BYTES: (u64, u64) = (64 << 20, 1 << 30);
 
 /// The server's configuration.
 pub fn config(settings: &Settings, front: &Front, sockets: &Sockets) -> Result<Config, Failure> {
-    // What serves a store has an eighth of the memory that is its part.
+    // Clients of a store have an eighth of what is its part of the memory.
     let memory =
         settings.memory_bytes().unwrap_or(esker::memory_bytes().unwrap_or(u64::MAX) / (settings.other_stores + 1));
     let settings = &settings.serve;
