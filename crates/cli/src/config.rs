@@ -111,8 +111,9 @@ settings! {
         location: String = "./esker-data".into(),
         /// Length of a store that is created; 0 means 64g, or 90 % of the free disk if that is less.
         size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Memory for the stores of the process, at least 64m each, shared out among the settings below that are 0; what
-        /// clients hold (clients_memory, thrift_memory) is beside it; 0 means that each of them has its own default.
+        /// Memory for the stores of the process, at least 64m each, shared out among the settings below that are 0;
+        /// what clients hold (clients_memory, thrift_memory) is beside it; 0 means that each of them has its own
+        /// default.
         memory: Text<esker::MemorySize> = Text(esker::MemorySize::default()),
         /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of
         /// memory, or of what there is, if that is less; a small store has smaller ones.

@@ -1,7 +1,7 @@
 //! Buffers: the memory that recent segments stand in, and the values that are handed out of it.
 //!
-//! a segment's buffer → a small value, or a lent buffer: copied | a large one: a slice that keeps the buffer, as long as
-//! few do
+//! a segment's buffer → a small value, or a lent buffer: copied | a large one: a slice that keeps the buffer, as
+//! long as few do
 //!
 //! Invariants:
 //! 1. A range of a buffer is written by one reservation, once per life of the buffer, before any reader can know of it.
@@ -145,6 +145,11 @@ impl SegmentBuffer {
             self.touched += piece;
         }
         self.touched - before
+    }
+
+    /// Whether all of it was touched.
+    pub fn is_touched(&self) -> bool {
+        self.touched == self.len
     }
 
     /// All of it, while nobody else knows of it.

@@ -96,8 +96,8 @@ pub struct Stats {
     pub unpacked_bytes: u64,
     /// Segments whose buffers are in memory, and buffers for segments to come.
     pub buffered_segments: u64,
-    /// The most bytes of these, as it is now: [`Options::recent_bytes`](crate::Options::recent_bytes) and what the cache
-    /// does not use. Log that is not written, and two buffers for segments to come, may be beside.
+    /// The most bytes of these, as it is now: [`Options::recent_bytes`](crate::Options::recent_bytes) and what the
+    /// cache does not use. Log that is not written, and two buffers for segments to come, may be beside.
     pub recent_bytes_max: u64,
     /// Bytes of buffers that only values which were handed out keep.
     pub handed_out_bytes: u64,

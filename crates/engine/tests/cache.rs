@@ -213,8 +213,8 @@ fn lent(engine: &Engine) -> u64 {
 }
 
 const SEGMENT_BYTES_LENT: u64 = 1 << 20;
-/// Recent segments, the cache, what may come into it before it is looked at, and two segments that are open, not written, or
-/// to come.
+/// Recent segments, the cache, what may come into it before it is looked at, and two segments that are open, not
+/// written, or to come.
 const LENT_MAX: u64 = (4 + 8 + 1 + 2) * SEGMENT_BYTES_LENT;
 
 #[test]

@@ -9,6 +9,7 @@ use esker_store::{Error, Result};
 
 use super::state::{Ready, State};
 use super::{HURRY, Log, stopped};
+use crate::buffer::SegmentBuffer;
 use crate::format::round_up;
 use crate::segments::Lsn;
 
@@ -24,6 +25,10 @@ const PIECE_BYTES: u64 = 4 << 20;
 const MARGIN_BYTES: u64 = 1 << 20;
 /// ... but at most this part of the segment.
 const MARGIN_PART: u64 = 16;
+
+/// Memory of the next segment is touched when this part of the open one is used: a store that little is written to does
+/// without.
+const TOUCH_PART: u64 = 8;
 
 /// A piece to fill.
 struct Unfilled {
@@ -53,11 +58,8 @@ impl Log {
                 }
                 let buffer = self.segments.new_buffer();
                 let mut buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
-                // Memory that they reach first is touched by the writers, if they cannot wait.
-                if self.shape.threaded {
-                    let began = Instant::now();
-                    let touched = buffer.touch(|| !self.is_awaited());
-                    self.segments.page_choice.note(&buffer, touched, began.elapsed());
+                if self.is_written_to() {
+                    self.touch(&mut buffer);
                 }
                 Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
             }
@@ -69,6 +71,42 @@ impl Log {
         state.next.extend(prepared);
         self.room.notify_all();
         Ok(())
+    }
+
+    /// Whether so much is written that the next segment will be needed.
+    fn is_written_to(&self) -> bool {
+        let state = self.state.lock();
+        state.entered.is_some() || state.tail > self.segments.segment_bytes / TOUCH_PART
+    }
+
+    /// Touches the memory of a segment to come. What the writers reach first they touch, if they cannot wait.
+    fn touch(&self, buffer: &mut SegmentBuffer) {
+        if self.shape.threaded {
+            let began = Instant::now();
+            let touched = buffer.touch(|| !self.is_awaited());
+            self.segments.page_choice.note(buffer, touched, began.elapsed());
+        }
+    }
+
+    /// Touches the memory of the next segment if that was not done when it was readied. It stays among those that are
+    /// ready, which are counted: a piece at a time, so that no writer waits for more than one.
+    fn touch_next(&self) {
+        if !self.is_written_to() {
+            return;
+        }
+        loop {
+            let mut state = self.state.lock();
+            if state.stopping {
+                return;
+            }
+            let Some(buffer) = state.next.front_mut().and_then(|next| Arc::get_mut(&mut next.buffer)) else { return };
+            let (began, mut pieces) = (Instant::now(), 0..1);
+            let touched = buffer.touch(|| pieces.next().is_some());
+            self.segments.page_choice.note(buffer, touched, began.elapsed());
+            if touched == 0 {
+                return;
+            }
+        }
     }
 
     /// So many segments are readied at most: no more than writers may be ahead of the device.
@@ -120,6 +158,7 @@ impl Log {
             drop(state);
             if !woken {
                 self.segments.give_up_spares(Instant::now());
+                self.touch_next();
             }
             let syncs = self.counters.syncs.load(Ordering::Relaxed);
             let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
@@ -183,5 +222,28 @@ impl Log {
         let len = PIECE_BYTES.min(segment_bytes - from);
         *filled = from + len;
         Some(Unfilled { lsn: base_lsn + from, device_offset: segment * segment_bytes + from, len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::commit::reserve::tests::log_of;
+
+    #[test]
+    fn the_next_segment_has_memory_only_where_it_will_be_needed() {
+        let log = log_of(true);
+        log.segments.free_unplaced(|_| false);
+        log.segments.take(1);
+        let is_touched = || log.state.lock().next[0].buffer.is_touched();
+        log.prepare_segment().unwrap();
+        log.touch_next();
+        assert!(!is_touched(), "nothing is written");
+        log.state.lock().tail = log.segments.segment_bytes / 4;
+        log.touch_next();
+        assert!(is_touched());
+        // One that is readied from now on has it at once.
+        log.state.lock().next.clear();
+        log.prepare_segment().unwrap();
+        assert!(is_touched());
     }
 }

@@ -207,8 +207,8 @@ mod tests {
     use crate::commit::reserve::tests::log_of;
 
     /// Failure: after a checkpoint or a step of the cleaner a durable write stood for up to a second. Cause: their
-    /// commits left word that the next group was to be gathered, and a writer that came then did not wake the commit thread,
-    /// which slept and knew nothing of it.
+    /// commits left word that the next group was to be gathered, and a writer that came then did not wake the commit
+    /// thread, which slept and knew nothing of it.
     #[test]
     fn only_the_commit_thread_puts_a_group_off() {
         let log = log_of(true);
@@ -216,7 +216,7 @@ mod tests {
         for _ in 0..20 {
             come(8);
             log.commit(true);
-            assert_eq!(log.gather_to.load(Ordering::SeqCst), 0, "nobody looks at the time");
+            assert_eq!(log.gather_to.load(Ordering::SeqCst), 0, "no thread looks at the time");
         }
         std::thread::scope(|scope| {
             let run = scope.spawn(|| {

@@ -167,7 +167,7 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// Writes and syncs what there is. After a panic nobody knows what of the group is written.
+    /// Writes and syncs what there is. After a panic it is not known what of the group is written.
     ///
     /// # Errors
     /// [`Error::Stopped`]: the caller stops the log.

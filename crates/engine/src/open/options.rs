@@ -13,8 +13,8 @@ pub struct Options {
     /// When the log is synced. `adaptive` by default; may be changed with
     /// [`Engine::set_policy`](crate::Engine::set_policy).
     pub policy: CommitPolicy,
-    /// Memory for the newest segments, in bytes; at least two segments. They have what [`Options::cache_bytes`] does not
-    /// use beside it, unless this is 0. 128 MiB by default.
+    /// Memory for the newest segments, in bytes; at least two segments. They have what [`Options::cache_bytes`] does
+    /// not use beside it, unless this is 0. 128 MiB by default.
     pub recent_bytes: u64,
     /// Memory for values read from the device, in bytes; as long as there are fewer, the newest segments have the rest.
     /// 256 MiB by default.

@@ -205,6 +205,13 @@ mod tests {
         segments.evict_buffers(0);
     }
 
+    /// A value that keeps the segment's buffer, if one may.
+    fn value_of(segments: &Segments, segment: u64) -> bytes::Bytes {
+        let value = segments
+            .with_buffer(segment * LEN, |buffer, at| segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN));
+        value.unwrap()
+    }
+
     fn spares(segments: &Segments) -> usize {
         segments.recent.kept.lock().spare.len()
     }
@@ -259,12 +266,7 @@ mod tests {
     #[test]
     fn values_keep_few_lent_buffers() {
         let segments = filled(2 * LEN, 6 * LEN);
-        let value = |segment: u64| {
-            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
-                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
-            });
-            bytes.unwrap()
-        };
+        let value = |segment: u64| value_of(&segments, segment);
         let early: Vec<_> = (3..7).map(value).collect();
         segments.log_is_written(8 * LEN);
         assert_eq!((segments.buffers(), segments.handed_out.bytes()), (6, 2 * LEN), "two may wait for their clients");
@@ -288,12 +290,7 @@ mod tests {
     #[test]
     fn a_segment_that_is_filled_again_is_not_taken_for_what_it_was() {
         let segments = filled(2 * LEN, 6 * LEN);
-        let value = |segment: u64| {
-            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
-                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
-            });
-            bytes.unwrap()
-        };
+        let value = |segment: u64| value_of(&segments, segment);
         let _kept: Vec<_> = (5..8).map(value).collect();
         segments.log_is_written(8 * LEN);
         assert_eq!(segments.recent.kept.lock().draining, [5, 6]);
@@ -316,10 +313,7 @@ mod tests {
         let mut on_their_way = Vec::new();
         for segment in 1..9 {
             publish(&segments, segment);
-            let bytes = segments.with_buffer(segment * LEN, |buffer, at| {
-                segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
-            });
-            on_their_way.push(bytes.unwrap());
+            on_their_way.push(value_of(&segments, segment));
             // Each is sent while the third after it is written.
             if on_their_way.len() > 3 {
                 on_their_way.remove(0);
@@ -337,13 +331,12 @@ mod tests {
             let (value, alone) = std::thread::scope(|scope| {
                 let reader = scope.spawn(|| {
                     both.wait();
-                    segments
-                        .with_buffer(LEN, |buffer, at| segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN))
+                    value_of(&segments, 1)
                 });
                 both.wait();
                 segments.log_is_written(LEN);
                 let alone = segments.recent.kept.lock().draining.is_empty();
-                (reader.join().unwrap().unwrap(), alone)
+                (reader.join().unwrap(), alone)
             });
             let keeps = Arc::strong_count(&segments.buffer(1).unwrap()) > ALONE;
             assert!(!(alone && keeps), "the buffer was lent, and a value keeps it");
