@@ -94,7 +94,7 @@ pub struct Stats {
     pub compressed_stored_bytes: u64,
     /// Raw bytes that were decompressed for readers.
     pub unpacked_bytes: u64,
-    /// Segments whose buffers are in memory, and buffers for segments to come.
+    /// Segments whose buffers are in memory, and spare buffers.
     pub buffered_segments: u64,
     /// The most bytes of these, as it is now: [`Options::recent_bytes`](crate::Options::recent_bytes) and what the
     /// cache does not use. Log that is not written, and two buffers for segments to come, may be beside.

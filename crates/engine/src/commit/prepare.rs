@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
+use parking_lot::MutexGuard;
 
 use super::state::{Ready, State};
 use super::{HURRY, Log, stopped};
@@ -29,6 +30,8 @@ const MARGIN_PART: u64 = 16;
 /// Memory of the next segment is touched when this part of the open one is used: a store that little is written to does
 /// without.
 const TOUCH_PART: u64 = 8;
+/// A piece of memory that takes longer to touch is the last that writers are made to wait for.
+const TOUCH_MAX: Duration = Duration::from_millis(5);
 
 /// A piece to fill.
 struct Unfilled {
@@ -89,23 +92,26 @@ impl Log {
     }
 
     /// Touches the memory of the next segment if that was not done when it was readied. It stays among those that are
-    /// ready, which are counted: a piece at a time, so that no writer waits for more than one.
+    /// ready, which are counted: a piece at a time, so that a writer waits for one or two. Where pieces come slowly the
+    /// rest is left to the writers.
     fn touch_next(&self) {
         if !self.is_written_to() {
             return;
         }
+        let (mut all, mut took) = (0, Duration::ZERO);
         loop {
             let mut state = self.state.lock();
-            if state.stopping {
-                return;
-            }
-            let Some(buffer) = state.next.front_mut().and_then(|next| Arc::get_mut(&mut next.buffer)) else { return };
+            let stopping = state.stopping;
+            let next = state.next.front_mut().and_then(|next| Arc::get_mut(&mut next.buffer));
+            let Some(buffer) = next.filter(|_| !stopping) else { return };
             let (began, mut pieces) = (Instant::now(), 0..1);
             let touched = buffer.touch(|| pieces.next().is_some());
-            self.segments.page_choice.note(buffer, touched, began.elapsed());
-            if touched == 0 {
-                return;
+            let piece = began.elapsed();
+            (all, took) = (all + touched, took + piece);
+            if touched == 0 || piece > TOUCH_MAX {
+                return self.segments.page_choice.note(buffer, all, took);
             }
+            MutexGuard::unlock_fair(state);
         }
     }
 

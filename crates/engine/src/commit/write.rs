@@ -203,6 +203,7 @@ impl Log {
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+            let mut broken_off = false;
             if self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
                 let now = Instant::now();
                 let (mut gather, back) = (self.gather.lock(), self.mark().arrivals());
@@ -213,10 +214,14 @@ impl Log {
                     self.gather_to.store(to, Ordering::Relaxed);
                 } else {
                     gather.passed(arrivals, back, now);
-                    self.gather_to.store(0, Ordering::SeqCst);
+                    broken_off = self.gather_to.swap(0, Ordering::SeqCst) > 0;
                 }
             }
             self.advance(end);
+            // A writer that came meanwhile left the thread asleep, for the wait that was broken off.
+            if broken_off && self.is_waited_for() {
+                self.nudge();
+            }
         }
         // What has a piece has its buffer.
         drop(pieces);
