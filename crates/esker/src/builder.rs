@@ -61,6 +61,8 @@ pub struct Builder {
     options: Options,
     /// What was said of all memory, ...
     memory_bytes: Option<u64>,
+    /// That the process opens.
+    stores: u64,
     /// ... and of which parts something was said.
     said: Said,
     clock: Arc<dyn Clock>,
@@ -90,6 +92,7 @@ impl Default for Builder {
             map_sweep: 0,
             options: engine_options(),
             memory_bytes: None,
+            stores: 1,
             said: Said::default(),
             clock: Arc::new(SystemClock),
             sequencers: None,
@@ -136,6 +139,7 @@ impl Builder {
     /// This store is one of so many that the process opens, which share the memory that it may have: settings of memory
     /// are made as large as fits into its part, before those that are given. 1 by default; 0 is taken for 1.
     pub fn one_of(mut self, stores: u64) -> Self {
+        self.stores = stores.max(1);
         if let Some(bytes) = memory_bytes().filter(|_| stores > 1) {
             self.options = self.options.within(bytes / stores);
         }
@@ -327,10 +331,10 @@ impl Builder {
         };
         let background = builder.background();
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
-        let there_is = memory_bytes().unwrap_or(u64::MAX);
+        let there_is = memory_bytes().map_or(u64::MAX, |bytes| bytes / builder.stores);
         let memory = builder.memory_bytes.unwrap_or(there_is);
         if memory > there_is {
-            tracing::warn!(memory_bytes = memory, there_is, "the store may take more memory than there is");
+            tracing::warn!(memory_bytes = memory, there_is, "the store may take more memory than there is for it");
         }
         let segment_bytes = engine.stats().segment_bytes;
         if segment_bytes > segment_bytes_within(memory).max(1 << 20) * 2 {

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
-use parking_lot::MutexGuard;
 
 use super::state::{Ready, State};
 use super::{HURRY, Log, stopped};
@@ -27,11 +26,9 @@ const MARGIN_BYTES: u64 = 1 << 20;
 /// ... but at most this part of the segment.
 const MARGIN_PART: u64 = 16;
 
-/// Memory of the next segment is touched when this part of the open one is used: a store that little is written to does
-/// without.
+/// Memory of the next segment is touched when this part of the open one is used, or of what of it was free when the store
+/// was opened: a store that little is written to does without.
 const TOUCH_PART: u64 = 8;
-/// A piece of memory that takes longer to touch is the last that writers are made to wait for.
-const TOUCH_MAX: Duration = Duration::from_millis(5);
 
 /// A piece to fill.
 struct Unfilled {
@@ -79,7 +76,8 @@ impl Log {
     /// Whether so much is written that the next segment will be needed.
     fn is_written_to(&self) -> bool {
         let state = self.state.lock();
-        state.entered.is_some() || state.tail > self.segments.segment_bytes / TOUCH_PART
+        let free = self.segments.segment_bytes - state.opened_at;
+        state.entered.is_some() || state.tail - state.opened_at > free / TOUCH_PART
     }
 
     /// Touches the memory of a segment to come. What the writers reach first they touch, if they cannot wait.
@@ -91,28 +89,27 @@ impl Log {
         }
     }
 
-    /// Touches the memory of the next segment if that was not done when it was readied. It stays among those that are
-    /// ready, which are counted: a piece at a time, so that a writer waits for one or two. Where pieces come slowly the
-    /// rest is left to the writers.
+    /// Touches memory for the next segment if that was not done when it was readied, and puts it in place of what it
+    /// has: it stays among those that are ready, and writers do not wait meanwhile.
     fn touch_next(&self) {
+        let untouched =
+            |state: &State| state.next.front().filter(|next| !next.buffer.is_touched()).map(|it| it.segment);
         if !self.is_written_to() {
             return;
         }
-        let (mut all, mut took) = (0, Duration::ZERO);
-        loop {
-            let mut state = self.state.lock();
-            let stopping = state.stopping;
-            let next = state.next.front_mut().and_then(|next| Arc::get_mut(&mut next.buffer));
-            let Some(buffer) = next.filter(|_| !stopping) else { return };
-            let (began, mut pieces) = (Instant::now(), 0..1);
-            let touched = buffer.touch(|| pieces.next().is_some());
-            let piece = began.elapsed();
-            (all, took) = (all + touched, took + piece);
-            if touched == 0 || piece > TOUCH_MAX {
-                return self.segments.page_choice.note(buffer, all, took);
-            }
-            MutexGuard::unlock_fair(state);
+        let Some(segment) = untouched(&self.state.lock()) else { return };
+        // Where memory is short the writers take what they reach.
+        let Ok(mut buffer) = self.segments.new_buffer() else { return };
+        self.touch(&mut buffer);
+        let mut buffer = Arc::new(buffer);
+        let mut state = self.state.lock();
+        if untouched(&state) == Some(segment)
+            && let Some(next) = state.next.front_mut()
+        {
+            std::mem::swap(&mut next.buffer, &mut buffer);
         }
+        // What is left over is given back without the lock.
+        drop(state);
     }
 
     /// So many segments are readied at most: no more than writers may be ahead of the device.
@@ -191,6 +188,7 @@ impl Log {
             }
         }
     }
+
     /// Fills the next piece ahead, first of the open segment and then of the next; whether there was one. Only the
     /// preparing thread may call this.
     fn fill_piece(&self) -> Result<bool> {
@@ -244,9 +242,18 @@ mod tests {
         log.prepare_segment().unwrap();
         log.touch_next();
         assert!(!is_touched(), "nothing is written");
-        log.state.lock().tail = log.segments.segment_bytes / 4;
+        // Not all of what stands before was written since.
+        let half = log.segments.segment_bytes / 2;
+        for (opened_at, tail) in [(0, half / 8), (half, half), (half, half + half / 8)] {
+            let mut state = log.state.lock();
+            (state.opened_at, state.tail) = (opened_at, tail);
+            drop(state);
+            log.touch_next();
+            assert!(!is_touched(), "from {opened_at} to {tail}");
+        }
+        log.state.lock().tail = half + half / 4;
         log.touch_next();
-        assert!(is_touched());
+        assert!(is_touched() && log.state.lock().next.len() == 1);
         // One that is readied from now on has it at once.
         log.state.lock().next.clear();
         log.prepare_segment().unwrap();

@@ -86,6 +86,8 @@ pub(super) struct State {
     pub base_lsn: Lsn,
     pub start: u64,
     pub tail: u64,
+    /// Where `tail` was when the store was opened, in the segment that was open then.
+    pub opened_at: u64,
     pub seq: u64,
     pub group: u64,
     pub group_open: bool,
@@ -119,6 +121,7 @@ impl State {
             base_lsn: end.base_lsn,
             start: end.start,
             tail: end.tail,
+            opened_at: end.tail,
             seq: end.seq,
             group: end.group,
             group_open: false,

@@ -231,4 +231,24 @@ mod tests {
             assert!(log.mark().failure().is_none());
         });
     }
+
+    /// A writer leaves the thread asleep while it puts a group off; whoever breaks that wait off wakes it for such.
+    #[test]
+    fn a_wait_that_is_broken_off_ends() {
+        let log = log_of(true);
+        log.thread.set(std::thread::current()).unwrap();
+        let sleeps = || log.parked.load(Ordering::SeqCst);
+        let break_off = || {
+            log.parked.store(true, Ordering::SeqCst);
+            log.gather_to.store(u64::MAX, Ordering::SeqCst);
+            std::thread::scope(|scope| scope.spawn(|| log.commit(true)).join().unwrap());
+            assert_eq!(log.gather_to.load(Ordering::SeqCst), 0);
+        };
+        break_off();
+        assert!(sleeps(), "no writer waits");
+        // What this one waits for is in no group yet.
+        log.mark().want(log.mark().durable() + 1);
+        break_off();
+        assert!(!sleeps());
+    }
 }

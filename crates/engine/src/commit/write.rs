@@ -132,7 +132,7 @@ impl Log {
         state.generation_max = generation;
         state.buffer = buffer;
         state.start = 0;
-        state.tail = block;
+        (state.tail, state.opened_at) = (block, 0);
         state.filled = filled;
         self.segments.place(segment, generation, state.base_lsn, state.seq, false);
         self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
