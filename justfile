@@ -24,6 +24,10 @@ lint:
 tidy:
     cargo test -p esker-tidy
 
+# Runs what the book shows
+book *PAGES:
+    ./scripts/check-book {{PAGES}}
+
 # One fuzz target (compressed, log, nbd, record, recovery, resp, structure, thrift, volume) for some seconds
 fuzz TARGET SECONDS="60" SEED="1":
     cargo run --release --manifest-path fuzz/Cargo.toml -- {{TARGET}} --seconds {{SECONDS}} --seed {{SEED}}

@@ -546,6 +546,14 @@ mod tests {
     }
 
     #[test]
+    fn the_book_has_what_is_printed() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operate/configuration.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let printed = Settings::default().print();
+        assert!(page.contains(&format!("```toml\n{printed}```\n")), "what `esker config` prints stands in the page");
+    }
+
+    #[test]
     fn every_key_is_printed_under_a_line_that_explains_it() {
         let printed = Settings::default().print();
         let lines: Vec<_> = printed.lines().collect();

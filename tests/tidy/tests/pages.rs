@@ -1,5 +1,7 @@
 //! The pages promise commands and files; they are there.
 
+use std::path::Path;
+
 use esker_tidy::{members, root, text};
 
 /// The code blocks of a page.
@@ -30,19 +32,57 @@ fn executable(path: &str) {
     assert!(metadata.permissions().mode() & 0o111 != 0, "{path} is not executable");
 }
 
-#[test]
-fn links_between_pages_lead_somewhere() {
-    for page in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"] {
-        let content = text(page);
-        assert!(!content.is_empty(), "{page} is missing");
-        for link in content.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = link.split('#').next().unwrap();
-            if file.is_empty() || file.contains("://") {
-                continue;
+/// All pages: those at the root and those of the book, as paths from the root.
+fn pages() -> Vec<String> {
+    let mut pages = Vec::new();
+    let mut folders = vec!["docs".to_string()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(root().join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(path);
+            } else if path.ends_with(".md") {
+                pages.push(path);
             }
-            assert!(root().join(file).exists(), "{page} links to {file}, which does not exist");
         }
     }
+    pages.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(String::from));
+    pages
+}
+
+/// Where the links of a page lead, from the root and without anchors.
+fn links(page: &str) -> Vec<String> {
+    let content = text(page);
+    assert!(!content.is_empty(), "{page} is missing");
+    let folder = Path::new(page).parent().unwrap();
+    let targets = content.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let files = targets.map(|link| link.split('#').next().unwrap()).filter(|file| !file.is_empty());
+    let within = files.filter(|file| !file.contains("://") && !file.contains(' '));
+    within.map(|file| folder.join(file).to_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    for page in pages() {
+        for file in links(&page) {
+            assert!(root().join(&file).exists(), "{page} links to {file}, which does not exist");
+        }
+    }
+}
+
+#[test]
+fn the_book_has_all_of_its_pages() {
+    let summary = links("docs/SUMMARY.md");
+    for page in pages().iter().filter(|page| page.starts_with("docs/") && *page != "docs/SUMMARY.md") {
+        assert!(summary.contains(page), "docs/SUMMARY.md does not have {page}");
+    }
+}
+
+#[test]
+fn the_readme_is_read_in_a_few_minutes() {
+    let bytes = text("README.md").len();
+    assert!((2_048..=6_144).contains(&bytes), "{bytes} bytes");
 }
 
 #[test]
