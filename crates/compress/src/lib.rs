@@ -14,7 +14,7 @@
 
 use std::cell::RefCell;
 
-/// Level of zstd, the fastest of the ordinary ones: docs/decisions/0005-compression.md has what the others cost.
+/// Level of zstd: the fastest of the ordinary ones. What it costs and gains: docs/decisions/0005-compression.md.
 const ZSTD_LEVEL: i32 = 1;
 
 /// A way to compress.

@@ -51,15 +51,23 @@ fn pages() -> Vec<String> {
     pages
 }
 
-/// Where the links of a page lead, from the root and without anchors.
+/// Where the files stand that are not pages of the book, for its readers.
+const REPOSITORY: &str = "https://github.com/esker-storage/esker/blob/main/";
+
+/// Where the links of a page lead within the repository, from the root and without anchors.
 fn links(page: &str) -> Vec<String> {
     let content = text(page);
     assert!(!content.is_empty(), "{page} is missing");
     let folder = Path::new(page).parent().unwrap();
     let targets = content.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let files = targets.map(|link| link.split('#').next().unwrap()).filter(|file| !file.is_empty());
-    let within = files.filter(|file| !file.contains("://") && !file.contains(' '));
-    within.map(|file| folder.join(file).to_str().unwrap().to_string()).collect()
+    files
+        .filter_map(|file| match file.strip_prefix(REPOSITORY) {
+            Some(file) => Some(file.to_string()),
+            None if file.contains("://") || file.contains(' ') => None,
+            None => Some(folder.join(file).to_str().unwrap().to_string()),
+        })
+        .collect()
 }
 
 #[test]
@@ -67,6 +75,17 @@ fn links_between_pages_lead_somewhere() {
     for page in pages() {
         for file in links(&page) {
             assert!(root().join(&file).exists(), "{page} links to {file}, which does not exist");
+        }
+    }
+}
+
+/// A link out of the book would lead nowhere in a book that was built.
+#[test]
+fn pages_of_the_book_link_to_files_of_the_book_or_to_the_repository() {
+    for page in pages().iter().filter(|page| page.starts_with("docs/")) {
+        for link in text(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let above = link.split('/').take_while(|part| *part == "..").count();
+            assert!(above < page.split('/').count() - 1, "{page} links to {link}, which is not in the book");
         }
     }
 }
