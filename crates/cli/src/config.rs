@@ -135,7 +135,7 @@ settings! {
         pending: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Memory that values which are being sent may keep beside what was just written; 0 means 256m at most.
         pinned: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Longest time that an asynchronous write which nobody waits for stays unsynced.
+        /// Longest time that an asynchronous write that no client waits for stays unsynced.
         async_flush: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().async_flush)),
         /// How long opening after a crash may take: checkpoints keep it so; a shorter time writes more.
         recovery: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().recovery_time)),
@@ -181,7 +181,7 @@ settings! {
         /// How long clients have to take what is under way when the server stops, from 1s; the store then has twice
         /// that to close.
         drain: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(8))),
-        /// Databases (0 to 15) whose plain u64 keys are kept in slots, 8 bytes of index per key.
+        /// Databases (0 to 15) whose plain u64 keys are kept in slots: 2 to 8 bytes of index per key.
         int_databases: Vec<u64> = Vec::new(),
         /// Compression of values written to the databases from now on: none, lz4 or zstd; empty leaves each database as
         /// it was.
@@ -238,7 +238,7 @@ settings! {
         /// A file whose first line gRPC clients have to send as "authorization: Bearer TOKEN"; empty means that none is
         /// asked for.
         grpc_token_file: String = String::new(),
-        /// Whether gRPC serves the objects below all faces as well: whoever reaches them may change everything.
+        /// Whether gRPC serves the objects below all faces as well: every client that reaches them may change everything.
         grpc_objects: bool = false,
         /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are
         /// reached without TLS. They are sent the token.
@@ -551,6 +551,13 @@ mod tests {
         let page = std::fs::read_to_string(page).unwrap();
         let printed = Settings::default().print();
         assert!(page.contains(&format!("```toml\n{printed}```\n")), "what `esker config` prints stands in the page");
+    }
+
+    #[test]
+    fn the_package_has_a_file_that_is_read() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/esker.toml");
+        let settings = Settings::parse(&std::fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(settings, Settings::default(), "what it says is as it is without it, until it is changed");
     }
 
     #[test]

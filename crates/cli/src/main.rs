@@ -102,6 +102,8 @@ enum Command {
     Config,
     /// Print a completion script for a shell
     Completions(commands::completions::Completions),
+    /// Write the manual pages of all commands into a folder
+    Man(commands::man::Man),
 }
 
 fn main() -> ExitCode {
@@ -164,6 +166,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Report(command) => command.run(),
         Command::Config => commands::print(&Settings::default().print()),
         Command::Completions(command) => command.run(Arguments::command()),
+        Command::Man(command) => command.run(Arguments::command()),
     }
 }
 
@@ -174,5 +177,23 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_a_manual_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let pages = folder.path().join("man");
+        let write = |folder: &std::path::Path| {
+            let arguments = Arguments::parse_from(["esker", "man", folder.to_str().unwrap()]);
+            let Command::Man(command) = arguments.command else { panic!("another command") };
+            command.run(Arguments::command())
+        };
+        write(&pages).unwrap();
+        for command in Arguments::command().get_subcommands() {
+            let page = std::fs::read_to_string(pages.join(format!("esker-{}.1", command.get_name()))).unwrap();
+            assert!(page.contains(".SH SYNOPSIS"), "{}", command.get_name());
+        }
+        // A file stands where the folder is to be.
+        assert_eq!(write(&pages.join("esker.1")).unwrap_err().code(), exit::Code::Failure);
     }
 }

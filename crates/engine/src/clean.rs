@@ -25,7 +25,7 @@ use std::sync::Arc;
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
-use crate::buffer::BufferSlice;
+use crate::buffer::{BufferSlice, SegmentBuffer};
 use crate::checkpoint::{Parts, Saved};
 use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
@@ -42,6 +42,8 @@ use crate::watch::{FAILED_READS_MAX, read_readable};
 
 /// So much is read at a time: clients' reads and syncs wait for no more.
 const READ_BYTES: usize = 1 << 20;
+/// The same beside clients, past the operating system's cache.
+const SMALL_READ_BYTES: usize = 256 << 10;
 /// Copies are handed on when so many bytes have gathered.
 const BATCH_BYTES: u64 = 4 << 20;
 /// At most so many entries are relocated under one lock and in one record.
@@ -88,7 +90,7 @@ pub struct Clean<'a> {
     /// The last checkpoint.
     pub saved: &'a mut Saved,
     /// Where it is read to.
-    pub scratch: &'a mut Vec<u8>,
+    pub scratch: &'a mut Option<SegmentBuffer>,
     /// Takes what was copied.
     pub mover: &'a dyn Mover,
     /// Checkpoints that are due because of damage.
@@ -102,6 +104,10 @@ pub trait Mover {
 
     /// Between two reads, or records: no lock is held but that of the keeper's work.
     fn rest(&self);
+
+    /// Whether it rests. Then segments are read in small pieces, past the operating system's cache: its reads ahead, of
+    /// megabytes, would hold up what clients read and sync.
+    fn rests(&self) -> bool;
 
     /// Takes a batch, in order, with the copies, which are not written. It may be moved later.
     ///
@@ -161,28 +167,39 @@ impl Clean<'_> {
         // Sealed, so nobody writes there any more.
         let buffer = self.parts.segments.buffer(victim.segment);
         let buffer = buffer.map(|buffer| BufferSlice { start: buffer.from, len: buffer.len() - buffer.from, buffer });
-        let mut scratch = std::mem::take(self.scratch);
+        let mut scratch = self.scratch.take();
         let mut unread = 0;
         let bytes = match &buffer {
             Some(buffer) if buffer.start == 0 => buffer.as_ref(),
             buffer => {
-                scratch.resize(segment_bytes as usize, 0);
-                let block_bytes = self.device.geometry().block_bytes;
-                for (piece, at) in scratch.chunks_mut(READ_BYTES).zip((base..).step_by(READ_BYTES)) {
+                let scratch = match &mut scratch {
+                    Some(scratch) => scratch,
+                    none => {
+                        let mapped = SegmentBuffer::new(segment_bytes as usize);
+                        none.insert(mapped.map_err(|error| Error::io("reading a segment to clean it", error))?)
+                    }
+                };
+                let scratch = scratch.whole_mut();
+                let (rests, block_bytes) = (self.mover.rests(), self.device.geometry().block_bytes);
+                let read = |at, bytes: &mut [u8]| {
+                    if rests { self.device.read_medium(at, bytes) } else { self.device.read(at, bytes) }
+                };
+                let at_once = if rests { SMALL_READ_BYTES } else { READ_BYTES };
+                for (piece, at) in scratch.chunks_mut(at_once).zip((base..).step_by(at_once)) {
                     if unread >= FAILED_READS_MAX {
                         // Of a device that fails no more is asked.
                         piece.fill(0);
                         unread += 1;
                         continue;
                     }
-                    unread += read_readable(block_bytes, at, piece, |at, bytes| self.device.read(at, bytes));
+                    unread += read_readable(block_bytes, at, piece, read);
                     self.mover.rest();
                 }
                 if let Some(buffer) = buffer {
                     // The device may have lost what still stands in memory.
                     scratch[buffer.start..].copy_from_slice(buffer.as_ref());
                 }
-                &scratch[..]
+                &*scratch
             }
         };
         let view = SegmentView {

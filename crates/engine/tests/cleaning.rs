@@ -256,6 +256,38 @@ fn the_log_the_cleaner_and_checkpoints_write_past_the_page_cache() {
     assert_eq!(direct.unaligned.load(Ordering::Relaxed), 0);
 }
 
+/// Reads ahead of the operating system, of megabytes, held up what clients read and synced.
+#[test]
+fn a_compaction_beside_clients_reads_little_at_a_time_and_past_the_page_cache() {
+    const SEGMENT_BYTES: u64 = 1 << 20;
+    let device = Arc::new(Counted::new(MemoryDevice::new(64 << 20)));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [5; 16] }).unwrap();
+    let options = Options { recent_bytes: 0, scrub_bytes_per_s: 0, ..Options::default() };
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+    start(&engine);
+    let half_dead = |version| {
+        (0..10_000).filter(|key| key % 2 > 0 || version == 1).for_each(|key| set(&engine, key, version).unwrap());
+        engine.checkpoint().unwrap();
+    };
+    let read = || device.medium.load(Ordering::SeqCst);
+    (1..3).for_each(half_dead);
+    let before = engine.stats();
+    engine.compact_beside_clients(&mut |_, _| true).unwrap();
+    let after = engine.stats();
+    let cleaned = after.cleaned_segments - before.cleaned_segments;
+    assert!(cleaned > 3 && read() >= (cleaned - 2) * SEGMENT_BYTES, "{} bytes, {after:?}", read());
+    assert_eq!(device.medium_longest.load(Ordering::SeqCst), 256 << 10);
+    // Where it does not rest it is faster through the page cache, which reads ahead.
+    let before = read();
+    (3..5).for_each(half_dead);
+    engine.compact(&mut |_, _| true).unwrap();
+    assert_eq!(read(), before);
+    for key in 0..10_000 {
+        let version = if key % 2 > 0 { 4 } else { 1 };
+        assert!(engine.slot_get(&object("slots"), key).wait().unwrap() == Some(value(key, version)), "key {key}");
+    }
+}
+
 #[test]
 fn a_store_that_is_closed_meanwhile_ends_its_compaction() {
     let device = device(16 << 20);

@@ -15,6 +15,7 @@ pub mod grow;
 pub mod kv;
 pub mod log;
 pub mod log_sequencer;
+pub mod man;
 pub mod map;
 pub mod objects;
 pub mod reload;

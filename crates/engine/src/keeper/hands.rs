@@ -39,6 +39,10 @@ impl Mover for Hands<'_> {
         }
     }
 
+    fn rests(&self) -> bool {
+        self.rests.is_some()
+    }
+
     fn hand(&self, batch: Batch, copies: Writes) -> Result<()> {
         let job = Job { batch, copies, from: self.from };
         match if self.keeper.threaded { self.keeper.moving.hand(job) } else { Some(job) } {

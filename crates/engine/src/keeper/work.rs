@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
+use crate::buffer::SegmentBuffer;
 use crate::checkpoint::Saved;
 use crate::cold::Cold;
 use crate::evict::Hand;
@@ -57,7 +58,7 @@ pub(super) struct Work {
     /// Which page is asked next to leave memory.
     pub hand: Hand,
     /// Where segments are read to be cleaned.
-    pub scratch: Vec<u8>,
+    pub scratch: Option<SegmentBuffer>,
 }
 
 impl Work {
@@ -101,7 +102,7 @@ impl Work {
             renew: 0,
             whole: true,
             hand: Hand::default(),
-            scratch: Vec::new(),
+            scratch: None,
         }
     }
 }

@@ -5,18 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use esker_device::{Device, Geometry, MemoryDevice};
 
 /// The device, how often it was read, and how often written more than a block at a time; of those writes so many that a
-/// file would not take past the page cache.
+/// file would not take past the page cache. And what was read past it: bytes, and those of the longest of these reads
+/// that a file would do so.
 #[allow(dead_code, reason = "not every suite that uses this file looks at all of them")]
 pub struct Counted {
     pub device: MemoryDevice,
     pub reads: AtomicU64,
     pub long: AtomicU64,
     pub unaligned: AtomicU64,
+    pub medium: AtomicU64,
+    pub medium_longest: AtomicU64,
 }
 
 impl Counted {
     pub fn new(device: MemoryDevice) -> Self {
-        Self { device, reads: AtomicU64::new(0), long: AtomicU64::new(0), unaligned: AtomicU64::new(0) }
+        let [reads, long, unaligned, medium, medium_longest] = [const { AtomicU64::new(0) }; 5];
+        Self { device, reads, long, unaligned, medium, medium_longest }
     }
 }
 
@@ -26,6 +30,14 @@ impl Device for Counted {
     }
     fn read(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
         self.reads.fetch_add(1, Ordering::SeqCst);
+        self.device.read(offset, buffer)
+    }
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
+        let (len, block) = (buffer.len() as u64, u64::from(self.geometry().block_bytes));
+        if [offset, len, buffer.as_ptr() as u64].iter().all(|number| number.is_multiple_of(block)) {
+            self.medium.fetch_add(len, Ordering::SeqCst);
+            self.medium_longest.fetch_max(len, Ordering::SeqCst);
+        }
         self.device.read(offset, buffer)
     }
     fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {

@@ -28,8 +28,8 @@ pub struct GrpcFlags {
     /// File whose first line gRPC clients have to send as `authorization: Bearer TOKEN`
     #[arg(long = "grpc-token-file", value_name = "FILE")]
     grpc_token_file: Option<String>,
-    /// Serve the objects below all faces as well, for other processes of Esker (`--store grpc://HOST:PORT`): whoever
-    /// reaches them may change everything
+    /// Serve the objects below all faces as well, for other processes of Esker (`--store grpc://HOST:PORT`): every
+    /// client that reaches them may change everything
     #[arg(long = "grpc-objects")]
     grpc_objects: bool,
     /// Expired rows of the map that are removed per second in the background, at most; 0 means none

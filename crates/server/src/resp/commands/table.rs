@@ -224,4 +224,18 @@ mod tests {
             assert!(table.find(other.as_bytes()).is_none());
         }
     }
+
+    #[test]
+    fn the_book_has_every_command_in_its_group() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/redis.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let mut groups: Vec<&str> = COMMANDS.iter().map(|command| command.group).collect();
+        groups.dedup();
+        for group in groups {
+            let names = COMMANDS.iter().filter(|command| command.group == group);
+            let names: Vec<String> = names.map(|command| format!("`{}`", command.name.to_uppercase())).collect();
+            let row = format!("| {group} | {} |\n", names.join(" "));
+            assert!(page.contains(&row), "the page does not have this row: {row}");
+        }
+    }
 }
