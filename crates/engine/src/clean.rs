@@ -162,6 +162,21 @@ impl Clean<'_> {
     /// moved.
     pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
         let _span = tracing::trace_span!(target: "esker_trace", "clean", bytes = victim.live).entered();
+        let mut cleaned = Cleaned::default();
+        if self.mover.rests() {
+            if self.segment_as_read(victim, true, &mut cleaned)? {
+                return Ok(cleaned);
+            }
+            // What the medium has lost the operating system's cache may still hold.
+            (cleaned.damaged, cleaned.lost) = (0, Vec::new());
+        }
+        self.segment_as_read(victim, false, &mut cleaned)?;
+        Ok(cleaned)
+    }
+
+    /// Reads the segment, past the operating system's cache or not, and moves what lives there. Whether that is all:
+    /// past the cache nothing is done about damage.
+    fn segment_as_read(&mut self, victim: Usage, past_cache: bool, cleaned: &mut Cleaned) -> Result<bool> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
         // Sealed, so nobody writes there any more.
@@ -180,11 +195,11 @@ impl Clean<'_> {
                     }
                 };
                 let scratch = scratch.whole_mut();
-                let (rests, block_bytes) = (self.mover.rests(), self.device.geometry().block_bytes);
+                let block_bytes = self.device.geometry().block_bytes;
                 let read = |at, bytes: &mut [u8]| {
-                    if rests { self.device.read_medium(at, bytes) } else { self.device.read(at, bytes) }
+                    if past_cache { self.device.read_medium(at, bytes) } else { self.device.read(at, bytes) }
                 };
-                let at_once = if rests { SMALL_READ_BYTES } else { READ_BYTES };
+                let at_once = if past_cache { SMALL_READ_BYTES } else { READ_BYTES };
                 for (piece, at) in scratch.chunks_mut(at_once).zip((base..).step_by(at_once)) {
                     if unread >= FAILED_READS_MAX {
                         // Of a device that fails no more is asked.
@@ -210,7 +225,6 @@ impl Clean<'_> {
             block: u64::from(self.device.geometry().block_bytes),
             seed: self.seed,
         };
-        let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
         let mut copies: HashMap<u64, Vec<Stretch>> = HashMap::new();
         self.learn_sharers()?;
@@ -228,7 +242,7 @@ impl Clean<'_> {
                         place,
                         origin,
                         &mut batch,
-                        &mut cleaned,
+                        cleaned,
                         shared.then_some(&mut copies),
                     );
                     failed = live.err();
@@ -243,6 +257,11 @@ impl Clean<'_> {
             self.mover.rest();
         }
         self.hand(&mut batch)?;
+        if past_cache && (cleaned.damaged > 0 || unread > 0) {
+            self.mover.wait()?;
+            *self.scratch = scratch;
+            return Ok(false);
+        }
         let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != DamageLevel::None;
         // A clone may have been made meanwhile, of what was not moved yet.
         if damaged || self.parts.segments.sharing.is_shared(victim.segment) {
@@ -256,13 +275,13 @@ impl Clean<'_> {
             if left.live > 0 {
                 let objects = if damaged { self.all_objects() } else { self.sharers(victim.segment) };
                 for object in objects {
-                    self.pointed_to(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
+                    self.pointed_to(&view, &object, &mut batch, &mut copies, cleaned)?;
                 }
                 self.hand(&mut batch)?;
             }
         }
         *self.scratch = scratch;
-        Ok(cleaned)
+        Ok(true)
     }
 
     fn all_objects(&self) -> Vec<Arc<Object>> {

@@ -282,8 +282,15 @@ fn a_compaction_beside_clients_reads_little_at_a_time_and_past_the_page_cache() 
     (3..5).for_each(half_dead);
     engine.compact(&mut |_, _| true).unwrap();
     assert_eq!(read(), before);
+    // What the medium has lost, and the page cache still holds, is moved from there.
+    (5..7).for_each(half_dead);
+    device.medium_rots.store(true, Ordering::SeqCst);
+    let before = engine.stats();
+    engine.compact_beside_clients(&mut |_, _| true).unwrap();
+    let after = engine.stats();
+    assert!(after.cleaned_segments > before.cleaned_segments + 3 && after.damaged_segments == 0, "{after:?}");
     for key in 0..10_000 {
-        let version = if key % 2 > 0 { 4 } else { 1 };
+        let version = if key % 2 > 0 { 6 } else { 1 };
         assert!(engine.slot_get(&object("slots"), key).wait().unwrap() == Some(value(key, version)), "key {key}");
     }
 }

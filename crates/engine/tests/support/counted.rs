@@ -1,6 +1,6 @@
 //! A device that counts what is read from it, and long writes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use esker_device::{Device, Geometry, MemoryDevice};
 
@@ -15,12 +15,14 @@ pub struct Counted {
     pub unaligned: AtomicU64,
     pub medium: AtomicU64,
     pub medium_longest: AtomicU64,
+    /// What is read past the cache has a flipped bit.
+    pub medium_rots: AtomicBool,
 }
 
 impl Counted {
     pub fn new(device: MemoryDevice) -> Self {
         let [reads, long, unaligned, medium, medium_longest] = [const { AtomicU64::new(0) }; 5];
-        Self { device, reads, long, unaligned, medium, medium_longest }
+        Self { device, reads, long, unaligned, medium, medium_longest, medium_rots: AtomicBool::new(false) }
     }
 }
 
@@ -38,7 +40,12 @@ impl Device for Counted {
             self.medium.fetch_add(len, Ordering::SeqCst);
             self.medium_longest.fetch_max(len, Ordering::SeqCst);
         }
-        self.device.read(offset, buffer)
+        self.device.read(offset, buffer)?;
+        if self.medium_rots.load(Ordering::SeqCst) {
+            let middle = buffer.len() / 2;
+            buffer[middle] ^= 1;
+        }
+        Ok(())
     }
     fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
         let block = self.geometry().block_bytes as usize;
