@@ -238,7 +238,8 @@ settings! {
         /// A file whose first line gRPC clients have to send as "authorization: Bearer TOKEN"; empty means that none is
         /// asked for.
         grpc_token_file: String = String::new(),
-        /// Whether gRPC serves the objects below all faces as well: every client that reaches them may change everything.
+        /// Whether gRPC serves the objects below all faces as well: every client that reaches them may change
+        /// everything.
         grpc_objects: bool = false,
         /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are
         /// reached without TLS. They are sent the token.

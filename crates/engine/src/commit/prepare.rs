@@ -26,8 +26,8 @@ const MARGIN_BYTES: u64 = 1 << 20;
 /// ... but at most this part of the segment.
 const MARGIN_PART: u64 = 16;
 
-/// Memory of the next segment is touched when this part of the open one is used, or of what of it was free when the store
-/// was opened: a store that little is written to does without.
+/// Memory of the next segment is touched when this part of the open one is used, or of what was free of it when the
+/// store was opened: a store that little is written to does without.
 const TOUCH_PART: u64 = 8;
 
 /// A piece to fill.

@@ -232,7 +232,7 @@ mod tests {
         });
     }
 
-    /// A writer leaves the thread asleep while it puts a group off; whoever breaks that wait off wakes it for such.
+    /// A writer leaves the thread asleep while it puts a group off; a thread that breaks that wait off wakes it for such.
     #[test]
     fn a_wait_that_is_broken_off_ends() {
         let log = log_of(true);
