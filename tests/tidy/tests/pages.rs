@@ -49,7 +49,9 @@ fn pages() -> Vec<String> {
             }
         }
     }
-    pages.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(String::from));
+    let others =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "packaging/README.md"];
+    pages.extend(others.map(String::from));
     pages
 }
 

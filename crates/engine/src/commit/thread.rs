@@ -232,7 +232,8 @@ mod tests {
         });
     }
 
-    /// A writer leaves the thread asleep while it puts a group off; a thread that breaks that wait off wakes it for such.
+    /// A writer leaves the thread asleep while it puts a group off; a thread that breaks that wait off wakes it for
+    /// such a writer.
     #[test]
     fn a_wait_that_is_broken_off_ends() {
         let log = log_of(true);
