@@ -15,10 +15,12 @@ test:
 fmt:
     cargo fmt --all
     cargo fmt --manifest-path fuzz/Cargo.toml
+    cargo fmt --all --manifest-path benches/Cargo.toml
 
 # Lints, as strict as continuous integration
 lint:
     cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --manifest-path benches/Cargo.toml --workspace --all-targets -- -D warnings
 
 # The rules of the tree
 tidy:

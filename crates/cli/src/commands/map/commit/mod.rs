@@ -6,7 +6,7 @@
 //!
 //! The group commit of Apollo Storage was measured so, on Cassandra: conditional writes at given rates, on volumes of
 //! 200 I/O per second. What of it concerns the engine alone, with more policies, think times and a simulation, is in
-//! benches/commit.
+//! benches/group-commit.
 //!
 //! Invariants:
 //! 1. All that is compared gets the same load from the same code, in turn within a round, so that what changes on the
