@@ -75,7 +75,7 @@ impl Measure {
                 }
             }
             results = medians(&cells, &policies, &all);
-            // Whoever breaks off a long measurement has what is done.
+            // An operator who breaks off a long measurement has what is done.
             if let Some(path) = &self.json {
                 results.save(path)?;
             }

@@ -2,9 +2,9 @@
 //!
 //! ready → arrive → group → sync → acknowledged → think → ready
 //!
-//! The commit thread is modelled as it is written (`Log::next_step`): it looks when somebody arrives, when a sync ends,
+//! The commit thread is modelled as it is written (`Log::next_step`): it looks when a client arrives, when a sync ends,
 //! and when the time that it sleeps for is over. Putting a record in costs `handling` of one processor that all clients
-//! share, so that those whom a sync woke come back one after the other.
+//! share, so that the clients that a sync woke come back one after the other.
 //!
 //! Invariants:
 //! 1. The same seed gives the same figures.

@@ -209,7 +209,7 @@ async fn follow(
         let now = clock.now();
         for data in entries.drain(..) {
             let (called, writer, number) = header(&data).context("a short entry")?;
-            let expected = next.get_mut(writer as usize).context("an entry of nobody")?;
+            let expected = next.get_mut(writer as usize).context("an entry of no known writer")?;
             ensure!(
                 number == *expected,
                 "the follower was handed entry {number} of writer {writer}, expected {expected}"

@@ -79,7 +79,7 @@ enum Links {
     Kafka(Vec<rdkafka::producer::FutureProducer>),
 }
 
-/// Somebody who appends.
+/// A client that appends.
 pub enum Writer {
     Redis(MultiplexedConnection),
     Stream {
@@ -91,7 +91,7 @@ pub enum Writer {
     Kafka(rdkafka::producer::FutureProducer),
 }
 
-/// Somebody who follows from the tail.
+/// A client that follows from the tail.
 pub enum Follower {
     Redis {
         connection: MultiplexedConnection,

@@ -27,7 +27,7 @@ use crate::units;
 /// Which tables are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Table {
-    /// Writes that nobody waits for, and reads of warm data.
+    /// Writes that no client waits for, and reads of warm data.
     PageCache,
     /// Writes that are durable when acknowledged.
     Synced,
@@ -123,7 +123,7 @@ pub struct Run {
     /// Pause between peers in seconds, after everything is synced
     #[arg(long, default_value_t = 0.3)]
     pause_seconds: f64,
-    /// Memory touched before the first round, in bytes, so that a virtual machine's host gives it before anybody is
+    /// Memory touched before the first round, in bytes, so that a virtual machine's host gives it before any peer is
     /// timed; three quarters of what is available if not given
     #[arg(long, value_parser = units::bytes)]
     touch_memory: Option<u64>,

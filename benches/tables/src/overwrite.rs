@@ -235,7 +235,7 @@ impl Overwrite {
         })?;
         run.load_ops_per_s = f64::from(shape.keys) / began.elapsed().as_secs_f64();
         settle_device(dir)?;
-        // Longer than Esker leaves a write that nobody waits for.
+        // Longer than Esker leaves a write that no client waits for.
         std::thread::sleep(Duration::from_millis(1_500));
         run.load_write_bytes = open.sample(dir)?.written();
         if end == End::Full {

@@ -3,7 +3,7 @@
 //! [`crate::peers::Kind::open`] → [`Peer::session`], one per thread → put, get → [`Peer::settle`] → [`Peer::close`]
 //!
 //! Invariants:
-//! 1. A put that returned is readable by everybody, and, under [`Sync::Each`], survives power loss.
+//! 1. A put that returned is readable by all sessions, and, under [`Sync::Each`], survives power loss.
 //! 2. A get ends with the whole value in memory that belongs to the reader: copied into the reader's buffer exactly
 //!    once, or, where the peer's only call returns its own fresh copy, that copy.
 
@@ -14,7 +14,7 @@ use anyhow::Result;
 /// What an acknowledged write means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
-    /// The page cache or the process's memory has it; nobody waits for the device.
+    /// The page cache or the process's memory has it; no client waits for the device.
     None,
     /// The device has it.
     Each,

@@ -265,7 +265,7 @@ fn parse_csv(text: &str) -> Result<Vec<(String, f64)>> {
     Ok(rates)
 }
 
-/// A loopback port that nobody uses right now.
+/// A loopback port that no process uses right now.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
 }

@@ -10,7 +10,7 @@
 //! Invariants:
 //! 1. One process has a device open at a time, for reading too: the lock is taken before anything is looked at.
 //! 2. A read past the end of a file that was cut short is an error, never zeros.
-//! 3. After a failed sync every sync fails: whatever thread saw it, nobody is told that what it covered is durable.
+//! 3. After a failed sync every sync fails: whatever thread saw it, no caller is told that what it covered is durable.
 //! 4. Both ways lead to the same file, even if another takes over the path meanwhile; a creation that fails leaves no
 //!    file. Why direct: docs/decisions/0001-log-io.md
 

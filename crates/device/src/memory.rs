@@ -17,7 +17,7 @@ const BLOCK_BYTES: u32 = 4096;
 #[derive(Debug)]
 pub struct MemoryDevice {
     len: AtomicU64,
-    /// What the length becomes when somebody looks.
+    /// What the length becomes when [`Device::refresh_len`] looks.
     longer: AtomicU64,
     zone_bytes: Option<u64>,
     state: RwLock<State>,

@@ -118,7 +118,7 @@ impl Engine {
             }
             known.extend(manifest.pieces.into_iter().map(|piece| (piece.file.clone(), piece)));
         }
-        // While nothing is held yet, so that nobody waits for it.
+        // While the backup holds no segments yet, so that no writer waits for this.
         let mut sound = HashMap::new();
         for piece in known.values() {
             let used = self.segments.generation(piece.segment) == piece.generation;

@@ -152,7 +152,7 @@ impl SegmentBuffer {
         self.touched == self.len
     }
 
-    /// All of it, while nobody else knows of it.
+    /// All of it, while only the caller knows of it.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: inside the mapping; exclusive by `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
@@ -161,7 +161,7 @@ impl SegmentBuffer {
     /// A range for its one writer.
     ///
     /// # Safety
-    /// Nobody else may read or write the range until the caller has finished with it and published that.
+    /// No other thread may read or write the range until the caller has finished with it and published that.
     #[expect(clippy::mut_from_ref, reason = "disjoint ranges of a shared buffer are the point of this type")]
     pub unsafe fn range_mut(&self, start: usize, len: usize) -> &mut [u8] {
         assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
@@ -185,7 +185,7 @@ impl Drop for SegmentBuffer {
         if let Some(handed_out) = self.counted.get() {
             handed_out.bytes.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
-        // SAFETY: the mapping made in `new`; nobody borrows from a value that is dropped.
+        // SAFETY: the mapping made in `new`; no borrow outlives the value that is dropped.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -210,7 +210,7 @@ impl AsRef<[u8]> for BufferSlice {
 }
 
 /// Values from this size on are handed out as slices of the segment's buffer; smaller ones are copied, so that a
-/// small value that somebody keeps does not keep a whole segment in memory.
+/// small value that a caller keeps does not keep a whole segment in memory.
 pub const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 
 /// Buffers that left the memory for recent segments and that values keep all the same.
@@ -246,7 +246,7 @@ impl HandedOut {
         Bytes::copy_from_slice(unsafe { buffer.range(start, len) })
     }
 
-    /// A buffer is not recent any more: back if nobody else has it, else counted until its last value goes.
+    /// A buffer is not recent any more: given back if no value keeps it, else counted until its last value goes.
     pub fn leaves(self: &Arc<Self>, buffer: Arc<SegmentBuffer>) -> Option<SegmentBuffer> {
         let kept = match Arc::try_unwrap(buffer) {
             Ok(alone) => return Some(alone),
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_shared_value_outlives_the_eviction_of_its_buffer() {
         let buffer = Arc::new(SegmentBuffer::new(1 << 20).unwrap());
-        // SAFETY: nobody else knows of the buffer.
+        // SAFETY: only this test knows of the buffer.
         unsafe { buffer.range_mut(100, 20_000) }.fill(7);
         let handed_out = HandedOut::new(u64::MAX);
         let large = handed_out.value_of(&buffer, 100, 20_000);

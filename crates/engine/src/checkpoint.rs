@@ -403,7 +403,7 @@ impl Run<'_> {
         let collections = self.parts.objects.collections_at(self.epoch);
         let in_use = self.parts.segments.in_use();
         // The log goes on meanwhile: what it has come to since is no part of the checkpoint, and not of a backup of it.
-        // Nor is what nobody can read: the next opening finds out again that something points there.
+        // Nor is what no reader can read: the next opening finds out again that something points there.
         let known = |usage: &&Usage| usage.generation != GENERATION_LOST;
         let in_use = in_use.iter().filter(known);
         let in_use = in_use.filter(|usage| usage.cold || usage.generation <= replay.generation);

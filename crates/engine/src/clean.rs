@@ -179,7 +179,7 @@ impl Clean<'_> {
     fn segment_as_read(&mut self, victim: Usage, past_cache: bool, cleaned: &mut Cleaned) -> Result<bool> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
-        // Sealed, so nobody writes there any more.
+        // Sealed, so no writer writes there any more.
         let buffer = self.parts.segments.buffer(victim.segment);
         let buffer = buffer.map(|buffer| BufferSlice { start: buffer.from, len: buffer.len() - buffer.from, buffer });
         let mut scratch = self.scratch.take();
@@ -541,7 +541,7 @@ impl Clean<'_> {
             });
             Ok(())
         });
-        // Nobody knows what it has there if its index could not be read.
+        // If its index could not be read, the cleaner does not know what the object has there: it stays noted.
         if noted && (walked.is_err() || !entries.is_empty()) {
             sharing.note(number, Some(segment));
         }

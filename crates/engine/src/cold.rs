@@ -2,7 +2,7 @@
 //! lives long is not moved again and again with what dies young.
 //!
 //! operations → a batch in memory → one record → cold segment → the log's next sync: durable
-//!                                      or, while cleaning, queued → whoever has taken the queue writes it, in order
+//!                                      or, while cleaning, queued → the mover writes the queue, in order
 //!
 //! Invariants:
 //! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after a sync of
@@ -265,7 +265,7 @@ impl Cold {
         Ok(loc)
     }
 
-    /// What was added and not written. Whoever takes it writes it before anything that is taken or written later.
+    /// What was added and not written. The caller that takes it writes it before it takes or writes anything else.
     pub fn take_queue(&mut self) -> Writes {
         self.queue_batch();
         std::mem::replace(&mut self.queue, Writes::new(&self.unwritten, &self.spares))

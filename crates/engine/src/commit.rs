@@ -7,7 +7,7 @@
 //! (checksums, copying, index changes) is done by the submitting thread outside of it. The commit thread cuts the
 //! group under the same lock, waits until the group's writers have finished their copies, writes it out from the
 //! segment's buffer, syncs once, and moves the mark, which wakes all waiters with one call.
-//! Whoever waits alone while the commit thread sleeps does the same in its own thread ([`Log::commit_alone`]).
+//! A writer that waits alone while the commit thread sleeps does the same in its own thread ([`Log::commit_alone`]).
 //!
 //! Invariants:
 //! 1. Sequence numbers, log positions and the order of reservations agree.
@@ -70,7 +70,7 @@ pub struct Log {
     committing: Mutex<()>,
     policy: RwLock<CommitPolicy>,
     applied: AtomicBool,
-    /// Whether a sync is sent as soon as somebody waits and the device is free.
+    /// Whether a sync is sent as soon as a caller waits and the device is free.
     at_once: AtomicBool,
     parked: AtomicBool,
     /// While the commit thread gathers: how many arrivals at the mark it waits for; else 0.

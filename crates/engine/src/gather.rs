@@ -1,13 +1,13 @@
-//! Gathering: whether a sync is worth putting off until those whom the last one woke have come back.
+//! Gathering: whether a sync is worth putting off until the writers that the last one woke have come back.
 //!
 //! Writers that come back faster than a sync takes would otherwise split into two crowds that take turns: while one
 //! is synced the other queues, and each waits for two syncs. Merged, they share every sync.
 //!
 //! Let `F(w)` be the part of those answered by a sync that is back after the time `w`, and `S(w)` what the next sync
-//! takes if it is put off by `w`. Then syncs follow each other every `w + S(w)`; whoever is back in time waits for one
-//! such round, the others for two. So a put takes `(w + S(w)) (2 - F(w))` from one answer to the next, and the `w` for
-//! which that is least is waited. `F` and `S` are learned for a few `w`, each from the waits that it was tried in. What
-//! has not been tried is taken to be good, shorter waits first, and is tried again after a while.
+//! takes if it is put off by `w`. Then syncs follow each other every `w + S(w)`; a writer that is back in time waits
+//! for one such round, the others for two. So a put takes `(w + S(w)) (2 - F(w))` from one answer to the next, and the
+//! `w` for which that is least is waited. `F` and `S` are learned for a few `w`, each from the waits that it was tried
+//! in. What has not been tried is taken to be good, shorter waits first, and is tried again after a while.
 //!
 //! `S(w)` is `S(0)` on most devices. On one that grants so many operations a second, as rented ones do, a sync takes as
 //! much less as it is put off: there waiting is free.
@@ -242,7 +242,7 @@ impl Gather {
         if answered == 0 || answered + queueing < 2 {
             return 0;
         }
-        // Nobody waits while the log is idle; the first who comes ends that.
+        // No writer waits while the log is idle; the first that comes ends that.
         let idle = waiting.is_none() && queued == 0;
         let gap = if idle { 0.0 } else { put_off.as_secs_f64().min(self.sync * HUNG) };
         let took = sync_time.as_secs_f64().min(self.sync * HUNG);
@@ -355,7 +355,7 @@ mod tests {
     const SYNC: Duration = Duration::from_millis(5);
     const MS: Duration = Duration::from_millis(1);
 
-    /// The commit thread, and writers each of whom is back so long after its answer.
+    /// The commit thread, and writers, each of which is back so long after its answer.
     struct Log {
         gather: Gather,
         at: Instant,
@@ -440,7 +440,7 @@ mod tests {
         log.run(100);
         let wait = log.run(100);
         assert!((MS..MS * 13 / 10).contains(&wait), "they come back after 1 ms and a little: {wait:?}");
-        // From now on nobody comes back in time.
+        // From now on no writer comes back in time.
         log.set((0..16).map(|writer| SYNC * 20 + MS * writer));
         log.run(100);
         assert!(log.in_vain < 50, "{} waits in vain of 100", log.in_vain);
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn where_waiting_gains_nothing_it_is_given_up_and_where_it_does_it_is_taken_up_again() {
-        // So many writers, each of whom waits for so long, whether they are waited for or not.
+        // So many writers, each of which waits for so long, whether they are waited for or not.
         fn run(trial: &mut Trial, syncs: u32, with: f64, without: f64) -> u32 {
             let mut waits = 0;
             for _ in 0..syncs {

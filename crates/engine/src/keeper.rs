@@ -85,7 +85,7 @@ const READS_TRIED: u32 = 3;
 const CLONES_TRIED: u32 = 100;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
-/// How long the cleaner leaves everything in place after somebody has walked part of the log.
+/// How long the cleaner leaves everything in place after a caller has walked part of the log.
 const WALK: Duration = Duration::from_secs(5);
 /// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free,
 /// all do, until the device has no blocks for others (see `give_surplus_back`).
@@ -153,7 +153,7 @@ pub struct Keeper {
     index_stays: AtomicU64,
     pages_left: Mutex<()>,
     pages_leave: Condvar,
-    /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
+    /// Until then nothing is moved unless space is short, for a caller that walks the log; in microseconds of `since`.
     walked_until: AtomicU64,
     since: Instant,
     /// Generation of the cold segment that was open at the last checkpoint, and up to where it was written then.
@@ -243,7 +243,7 @@ impl Keeper {
             return;
         }
         if !self.threaded {
-            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin
+            // What goes wrong stops the log, which tells all callers. A thread that is inside a checkpoint cannot begin
             // another.
             if let Some(mut work) = self.work.try_lock() {
                 let _ = self.guarded(&mut work, |work| self.look(work));
@@ -270,7 +270,7 @@ impl Keeper {
         }
     }
 
-    /// Somebody walks the log in order: for a while nothing is moved unless writes would have to wait.
+    /// A caller walks the log in order: for a while the cleaner moves nothing unless writes would have to wait.
     pub fn a_walk_goes_on(&self) {
         let until = (self.since.elapsed() + WALK).as_micros() as u64;
         self.walked_until.fetch_max(until, Ordering::Relaxed);
@@ -452,8 +452,8 @@ impl Keeper {
         self.guarded(&mut self.work.lock(), |work| self.look(work))
     }
 
-    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what
-    /// was half done then is not gone on with.
+    /// Runs `f` on the work, which no other thread has meanwhile. A panic stops the log before another thread has it:
+    /// no thread goes on with what was half done then.
     ///
     /// # Errors
     /// [`Error::Stopped`] after a panic, and where the log has stopped already; else those of `f`.

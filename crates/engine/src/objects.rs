@@ -9,8 +9,8 @@
 //! 3. Several objects are locked in the order of their ids.
 //! 4. The live bytes of every segment are the sum over all objects of what their entries point to. What is pointed to
 //!    anew is counted before what no longer is, so that a segment never counts as dead for a moment.
-//! 5. A checkpoint sees every object as it was at the checkpoint's cut: whoever changes one first after the cut leaves
-//!    what it was ([`Objects::enter`]).
+//! 5. A checkpoint sees every object as it was at the checkpoint's cut: the writer that changes one first after the cut
+//!    leaves what it was ([`Objects::enter`]).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -127,7 +127,7 @@ impl ObjectState {
         let shares = spaces.shares;
         let before = std::mem::replace(&mut self.spaces, spaces);
         let left = before.account(segments, false);
-        // The object's lock is held: nobody looks between the two.
+        // The object's lock is held: no thread looks between the two.
         if before.shares {
             segments.sharing.remove(number, left);
         }
@@ -277,7 +277,7 @@ impl ObjectState {
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
             Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
-                // The values are the same as before: nobody has to wait for them.
+                // The values are the same as before: no reader has to wait for them.
                 self.relocate(step, segments);
                 return;
             }
@@ -565,7 +565,7 @@ impl Objects {
             // One that was removed or renamed since the cut has left what it was.
             let object = self.numbered(number);
             let Some(object) = object else {
-                // Or it is just being made: whoever does that holds the names.
+                // Or it is just being made: the writer that makes it holds the names.
                 let names = self.names.read();
                 if self.numbered(number).is_some() {
                     continue;
@@ -593,7 +593,7 @@ impl Objects {
     }
 
     /// For a checkpoint that did not come to an object: the next one takes it as it is then. Whether its pages no
-    /// longer tell what changed, because somebody had left behind what it was.
+    /// longer tell what changed, because a writer had left behind what it was.
     pub fn put_off(&self, number: u64, epoch: u32) -> bool {
         if let Some(object) = self.numbered(number) {
             let mut state = object.state.write();
@@ -637,7 +637,7 @@ impl Objects {
         Gathering(self)
     }
 
-    /// Whether somebody needs pages to stay.
+    /// Whether a caller needs pages to stay: see [`Objects::gather`].
     pub fn is_gathering(&self) -> bool {
         self.gathering.load(Ordering::Acquire) > 0
     }

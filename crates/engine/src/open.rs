@@ -234,11 +234,11 @@ impl Engine {
     /// Starts what looks whether the device still answers, and is where it was.
     fn start_watch(&self) -> Result<()> {
         self.spawn_and("esker-watch", &self.device, Watched::run, |error| {
-            tracing::error!(%error, "nobody looks any more whether the device answers");
+            tracing::error!(%error, "the store does not look any more whether the device answers");
         })
     }
 
-    /// Starts a thread that writing needs. Should it panic, the log stops, and everybody who waits is told what it
+    /// Starts a thread that writing needs. Should it panic, the log stops, and all callers that wait are told what it
     /// said.
     fn spawn<T: Send + Sync + 'static>(&self, name: &'static str, what: &Arc<T>, run: fn(&T)) -> Result<()> {
         let log = self.log.as_ref().map(Arc::downgrade);

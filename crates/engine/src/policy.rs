@@ -9,11 +9,11 @@ use std::time::Duration;
 /// When the commit thread syncs. May be changed while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CommitPolicy {
-    /// As [`CommitPolicy::Batch`], but a sync is put off for those whom the last one woke, where their measured return
-    /// time says that a larger group is worth it; never for longer than a sync takes. The default.
+    /// As [`CommitPolicy::Batch`], but a sync is put off for the writers that the last one woke, where their measured
+    /// return time says that a larger group is worth it; never for longer than a sync takes. The default.
     #[default]
     Adaptive,
-    /// Sync as soon as the last sync is done, if anybody waits.
+    /// Sync as soon as the last sync is done, if a caller waits.
     Batch,
     /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval, but for what
     /// is to be durable [always](esker_store::Durability::Always).
@@ -53,7 +53,7 @@ impl CommitPolicy {
         matches!(self, Self::Periodic { .. })
     }
 
-    /// Whether somebody who waits alone has the sync sent at once.
+    /// Whether a caller that waits alone has the sync sent at once.
     pub fn syncs_at_once(&self) -> bool {
         matches!(self, Self::Adaptive | Self::Batch)
     }

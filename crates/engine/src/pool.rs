@@ -71,7 +71,7 @@ impl Runner for Gives {
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Arc<dyn Task>>,
-    /// What nobody was given; of what is begun by its waiter the first are dropped by the next that is offered.
+    /// Tasks that no thread was given; the next offer drops those at the front that their waiters have begun.
     offered: VecDeque<Arc<dyn Task>>,
     /// With so many offered, all that are begun are dropped.
     offered_max: usize,
@@ -236,7 +236,7 @@ impl Pool {
                 // What it holds may be the last of something large, and is dropped here. A waker that panics, or a
                 // drop, is no reason to read no more.
                 if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
-                    tracing::error!("somebody who was told of a read panicked");
+                    tracing::error!("a waker, or a drop, of a finished read panicked");
                 }
                 queue = self.queue.lock();
             } else if queue.closed {
@@ -299,7 +299,7 @@ impl Pool {
             }
         }
         for thread in threads {
-            // Whoever drops a store in a waker may do it on one of these threads, which cannot wait for itself.
+            // A waker that drops the store may do it on one of these threads, which cannot wait for itself.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a reading thread panicked");
             }
@@ -362,7 +362,7 @@ mod tests {
         for _ in 0..10 * OFFERED_MIN {
             offer().wait().unwrap();
         }
-        assert_eq!(count.load(Ordering::SeqCst), 10 * OFFERED_MIN, "nobody waits for the first");
+        assert_eq!(count.load(Ordering::SeqCst), 10 * OFFERED_MIN, "no caller waits for the first");
         {
             let queue = pool.queue.lock();
             assert!(queue.threads.is_empty() && queue.offered.len() <= OFFERED_MIN, "{} kept", queue.offered.len());

@@ -230,7 +230,7 @@ impl Engine {
         }
     }
 
-    /// A value that is in memory, or anywhere if nobody else can read it later.
+    /// A value that is in memory, or anywhere if no other thread can read it later.
     fn fetch_now(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
         if self.reads_ahead {
             self.reader.fetch_now(loc, asked, durable)

@@ -98,7 +98,7 @@ enum How {
 
 /// Why there is no value.
 enum Miss {
-    /// The device would have to be waited for, by whoever asked for it [now](How::Now).
+    /// A caller that asked for it [now](How::Now) would have to wait for the device.
     Cold,
     Failed(Error),
 }
@@ -773,7 +773,7 @@ mod tests {
         for (header, key) in ops {
             let payload = [header.kind as u8; 100];
             let sums = checksum_payload(&payload);
-            // SAFETY: nobody else knows of the buffer.
+            // SAFETY: only this test knows of the buffer.
             let bytes = unsafe { buffer.range_mut(at, SEGMENT_BYTES as usize - at) };
             let len = encode_operation(header, key, &payload, &sums, bytes, 5, 7, BASE + at as u64);
             locs.push(Loc::new(BASE + at as u64, len, 0));

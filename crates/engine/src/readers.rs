@@ -4,12 +4,12 @@
 //! [`Readers::pin`] before looking at the index … value in hand → drop; the cleaner: [`Readers::wait`]
 //!
 //! There are two counts. Readers enter the one that is current; a wait makes the other one current, and returns when
-//! the former is empty: whoever comes later looks at the index as it is now.
+//! the former is empty: a reader that comes later looks at the index as it is now.
 //!
 //! Invariants:
-//! 1. [`Readers::wait`] returns only after everybody who was pinned when it was called has finished. One waits at a
-//!    time.
-//! 2. Nobody who is pinned waits for room in the log: the cleaner makes that room.
+//! 1. [`Readers::wait`] returns only after all readers that were pinned when it was called have finished. One waits at
+//!    a time.
+//! 2. No pinned reader waits for room in the log: the cleaner makes that room.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
@@ -91,8 +91,8 @@ impl Readers {
         self.shards[shard % SHARDS].0[count & 1].fetch_sub(1, Ordering::Release);
     }
 
-    /// Waits until all have finished that may have looked at the index before now. `hurry` has those begin that nobody
-    /// waits for yet.
+    /// Waits until all have finished that may have looked at the index before now. `hurry` begins the reads that no
+    /// caller waits for yet.
     pub fn wait(&self, hurry: impl Fn()) {
         let former = self.current.load(Ordering::Relaxed);
         self.current.store(1 - former, Ordering::SeqCst);

@@ -385,7 +385,7 @@ impl<'a> Walk<'a> {
         self.report.segments += 1;
         let buffer = Arc::new(buffer);
         replay.segment(&link.header, &buffer);
-        // SAFETY: the buffer was filled above and nobody writes it while the log is replayed.
+        // SAFETY: the buffer was filled above and no thread writes it while the log is replayed.
         let bytes = unsafe { buffer.range(0, len) };
         let stop = link.end.unwrap_or(len as u64).min(len as u64);
         self.end.generation = link.header.generation;

@@ -151,7 +151,7 @@ fn put_mark(
     }
 }
 
-/// The store, if it opens. Why it does not is found again, piece by piece, by whoever goes on.
+/// The store, if it opens. Why it does not is found again, piece by piece, by the caller, which goes on without it.
 fn opened(from: &Arc<dyn Device>, found: &scan::Shapes) -> Option<Source> {
     let options = Options { read_only: true, recent_bytes: 0, cache_bytes: 16 << 20, ..Options::default() };
     let engine = Engine::open(Arc::clone(from), options).ok()?;

@@ -26,7 +26,7 @@ use crate::keeper::{CrowdedSince, Keeper};
 const TOLD_AT_ONCE: usize = 64;
 /// How long those have for it before more are told, unless they have all come before.
 const TURN: Duration = Duration::from_millis(1);
-/// The thread looks so often whether there is room: at most this passes until it sees something that nobody told it.
+/// The thread looks so often whether there is room: at most this passes until it sees something that it was not told.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ struct Waiting {
     full: Vec<(u64, Instant, Promise<()>)>,
     /// They stand in the log's queue.
     queues: bool,
-    /// Nobody is waited for any more.
+    /// No caller waits for room any more.
     over: bool,
 }
 
@@ -152,7 +152,7 @@ impl Rooms {
         }
     }
 
-    /// Nobody waits from now on, and the thread ends.
+    /// No caller waits from now on, and the thread ends.
     pub fn stop(&self) {
         self.waiting.lock().over = true;
         self.asked.notify_one();

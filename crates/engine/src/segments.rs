@@ -43,7 +43,7 @@ struct Entry {
     index: AtomicI64,
     /// Of a cold segment: bytes of the operations in it, living or not.
     filled: AtomicU64,
-    /// First and last transaction that a cold segment holds something of, once somebody has walked it.
+    /// First and last transaction that a cold segment holds something of, once a caller has walked it.
     range: Mutex<(u32, u64, u64)>,
     /// Where the log left it: what stands behind counts for nothing.
     end: AtomicU64,
@@ -196,7 +196,7 @@ pub struct Segments {
     /// What new buffers are made of.
     pub page_choice: PageChoice,
     readers: Readers,
-    /// Where reads are that nobody waits for yet.
+    /// Where reads are that no caller waits for yet.
     pool: OnceLock<Arc<Pool>>,
     index_bytes: AtomicI64,
     /// Buffers that only values keep.
@@ -279,7 +279,7 @@ impl Segments {
         let _ = self.pool.set(Arc::clone(pool));
     }
 
-    /// Waits until nobody reads what was in the index before now.
+    /// Waits until no reader reads what was in the index before now.
     pub fn wait_for_readers(&self) {
         self.readers.wait(|| {
             if let Some(pool) = self.pool.get() {
@@ -361,7 +361,7 @@ impl Segments {
     #[inline]
     pub fn sub_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            // Whoever sees that nothing is left also sees everything that was done before.
+            // The thread that sees that nothing is left also sees everything that was done before.
             entry.live.fetch_sub(weight as i64, Ordering::Release);
         }
     }
@@ -468,7 +468,7 @@ impl Segments {
         entry.is_some_and(|entry| entry.damage.fetch_max(damage as u8, Ordering::AcqRel) < damage as u8)
     }
 
-    /// Segments that nobody has placed and that something points to all the same.
+    /// Segments that opening has not placed and that something points to all the same.
     pub fn pointed_to_unplaced(&self) -> Vec<u64> {
         let points = |entry: &Entry| entry.live.load(Ordering::Acquire) > 0 || entry.index.load(Ordering::Acquire) > 0;
         let lost = |segment: &u64| self.generation(*segment) == 0 && self.entries.get(*segment).is_some_and(points);
@@ -480,7 +480,7 @@ impl Segments {
         (self.first..self.entries.len()).filter_map(|segment| self.usage(segment)).collect()
     }
 
-    /// Makes a segment free that nothing points to any more, and that nobody reads. One that is `warm` still has its
+    /// Makes a segment free that nothing points to any more, and that no reader reads. One that is `warm` still has its
     /// blocks on the device, and is taken again first.
     pub fn release(&self, segment: u64, warm: bool) {
         let entry = self.entry(segment);
@@ -519,7 +519,8 @@ impl Segments {
     pub fn take_reserved(&self, device: &dyn Device, sparing: bool) -> esker_device::Result<Option<u64>> {
         let mut refused = 0;
         if sparing {
-            // First: who takes many in a row might come to the end of the device before anybody else has looked.
+            // First: a caller that takes many in a row might come to the end of the device before another thread has
+            // looked.
             self.back(device)?;
         }
         loop {

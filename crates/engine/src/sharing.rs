@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. An object that has such an entry in a segment is noted there, or not known yet. It may be noted where it has none
 //!    any more.
-//! 2. An object is not known from opening until somebody has looked at its index once.
+//! 2. An object is not known from opening until the store has looked at its index once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 struct State {
     by_segment: HashMap<u64, HashSet<u64>>,
     unknown: HashSet<u64>,
-    /// Objects of which nobody can find out where they share.
+    /// Objects of which it cannot be found out where they share.
     anywhere: HashSet<u64>,
-    /// Whether some objects may have lent data, and nobody can find out which.
+    /// Whether some objects may have lent data, and it cannot be found out which.
     lenders_unknown: bool,
 }
 
@@ -42,7 +42,7 @@ impl Sharing {
         self.0.lock().unknown.insert(number);
     }
 
-    /// Objects of which nobody knows yet where they share.
+    /// Objects of which it is not known yet where they share.
     pub fn unknown(&self) -> Vec<u64> {
         self.0.lock().unknown.iter().copied().collect()
     }
@@ -90,7 +90,7 @@ impl Sharing {
         was
     }
 
-    /// Some objects may have lent data, and nobody can find out which.
+    /// Some objects may have lent data, and it cannot be found out which.
     pub fn lenders_are_unknown(&self) {
         self.0.lock().lenders_unknown = true;
     }

@@ -370,7 +370,7 @@ impl Engine {
         let mut states: SmallVec<[RwLockWriteGuard<'_, ObjectState>; 2]> =
             targets.iter().map(|object| object.state.write()).collect();
         if !changes_names && states.iter().any(|state| !state.exists()) {
-            // Somebody with the names' lock is about to create it, or has failed to: to us it is missing, so we need
+            // A writer with the names' lock is about to create it, or has failed to: to us it is missing, so we need
             // that lock as well.
             drop(states);
             changes_names = true;

@@ -149,7 +149,7 @@ impl Superblocks {
         found.goes_on_from = None;
         self.before_kept.store(superblock.before_kept, Ordering::Relaxed);
         if before.root != superblock.root {
-            // Of older ones nobody asks again.
+            // No caller asks for older ones again.
             found.older = vec![before];
         }
         Ok(())
@@ -264,7 +264,7 @@ impl Superblocks {
     }
 
     fn clear(&self, start: u64, len: u64) -> esker_device::Result<()> {
-        // Where zones need no reset its space is kept: somebody else might take it.
+        // Where zones need no reset the device keeps its space: another user of the file system might take it.
         if self.device.geometry().zone_bytes.is_some() {
             self.device.discard(start, len)?;
         } else {

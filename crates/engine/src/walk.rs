@@ -84,7 +84,7 @@ impl Engine {
         after: CommitCursor,
         limit: usize,
     ) -> Result<Walked> {
-        // Nobody may be pinned who waits for the keeper: it waits for readers.
+        // No reader that waits for the keeper may be pinned: the keeper waits for readers.
         self.find_cold_ends()?;
         let Some(keeper) = &self.keeper else { return self.walk_once(collection, name_prefix, after, limit) };
         keeper.a_walk_goes_on();
@@ -256,7 +256,7 @@ impl Engine {
         if self.furthest.lock().is_some() || !self.segments.in_use().iter().any(unknown) {
             return Ok(());
         }
-        // Before the lock: whoever keeps the pieces has a lock of its own.
+        // Before the lock: the keeper, which has the pieces, has a lock of its own.
         let pieces = self.pieces_in(&(0..u64::MAX));
         let mut furthest = self.furthest.lock();
         if furthest.is_some() {
@@ -384,7 +384,7 @@ impl Engine {
 fn ranges(in_use: &[Usage], range: impl Fn(&Usage) -> (u64, u64)) -> Vec<(Usage, (u64, u64))> {
     let mut log: Vec<&Usage> = in_use.iter().filter(|usage| !usage.cold).collect();
     log.sort_unstable_by_key(|usage| usage.generation);
-    // Where the header of the next is lost, nobody knows what it begins with.
+    // Where the header of the next is lost, it is not known what that one begins with.
     let begins = |next: &&Usage| if next.damage >= DamageLevel::Header { u64::MAX } else { next.age };
     let lasts = log.iter().skip(1).map(begins).chain([u64::MAX]);
     let mut ranges: Vec<_> = log.iter().zip(lasts).map(|(usage, last)| (**usage, (usage.age, last))).collect();

@@ -204,7 +204,7 @@ fn those_who_wait_for_room_are_answered_when_the_store_is_closed_or_stops() {
         assert!(matches!(refused, Error::Closed | Error::Stopped { .. }), "{refused}");
         assert!(
             stalls.iter().all(|stall| engine.room(*stall).is_here()),
-            "nobody waits for a store that takes no more"
+            "no caller waits for a store that takes no more"
         );
         assert_eq!(engine.stall(Waits::default()), None);
     }
@@ -255,8 +255,8 @@ fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_de
         assert!(matches!(full, Error::Full { .. }), "{full}");
         assert!(written > 500, "round {round}: full at {written} values of 32 KiB in 48 MiB");
         engine.submit(remove(0..written / 2)).wait().unwrap();
-        // Failure: a write that had waited for something else was told that the store is full, though nobody had looked
-        // since the delete. Cause: all waits counted as looks. Fix: each is counted by what was awaited.
+        // Failure: a write that had waited for something else was told that the store is full, though the cleaner had
+        // not looked since the delete. Cause: all waits counted as looks. Fix: each is counted by what was awaited.
         let refused = engine.submit(put(0, waited(9, Stall::Backlog))).into_parts().0;
         assert!(!matches!(refused, Err(Error::Full { .. })), "{refused:?}");
         until("writes resume", || patiently(&engine, 0).is_ok());

@@ -155,7 +155,7 @@ fn a_clone_costs_no_payload_and_lives_apart() {
     let after = engine.stats();
     assert!(after.device_write_bytes - before.device_write_bytes <= 8192, "{before:?} {after:?}");
     submit(&engine, Transaction::new().change(&object("a"), Change::Remove));
-    // The cleaner moves what only the copy has left, and frees what nobody has.
+    // The cleaner moves what only the copy has left, and frees what no object has.
     engine.compact(&mut |_, _| true).unwrap();
     let read = |engine: &Engine| {
         let bytes = engine.read(&object("b"), 0..8_000_000).wait().unwrap();

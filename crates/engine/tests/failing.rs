@@ -145,7 +145,7 @@ fn a_writer_that_comes_alone_after_a_crowd_is_not_slept_through() {
                 scope.spawn(move || (0..4).for_each(|turn| write(writer * 4 + turn)));
             }
         });
-        // The crowd does not come back. The commit thread must have given up on it by the time that somebody waits.
+        // The crowd does not come back. The commit thread must have given up on it by the time that a writer waits.
         std::thread::sleep(Duration::from_millis(5));
         write(100);
     }

@@ -348,9 +348,9 @@ fn the_last_record_of_the_checkpoint_is_missed_when_it_is_gone() {
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
 }
 
-/// Failure: one checkpoint after another, for ever, in a store that nobody writes to. Cause: the header of the segment
-/// that the log goes on in had rotted, and a checkpoint was due as long as one at or after the newest checkpoint had.
-/// Fix: after it.
+/// Failure: one checkpoint after another, for ever, in a store that no client writes to. Cause: the header of the
+/// segment that the log goes on in had rotted, and a checkpoint was due as long as one at or after the newest
+/// checkpoint had. Fix: after it.
 #[test]
 fn a_lost_header_of_the_open_segment_asks_for_no_checkpoint_without_end() {
     let (device, engine) = fresh(96);
@@ -368,7 +368,7 @@ fn a_lost_header_of_the_open_segment_asks_for_no_checkpoint_without_end() {
         }
     }
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
-    // The thread looks once a second when nobody wakes it.
+    // The thread looks once a second when nothing wakes it.
     let before = engine.stats().checkpoints;
     std::thread::sleep(Duration::from_millis(4_500));
     let written = engine.stats().checkpoints - before;

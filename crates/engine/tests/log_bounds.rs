@@ -137,7 +137,7 @@ fn a_single_group_behind_a_rotten_header_that_the_superblock_knows_is_not_cut_of
             let header = superblock.end_offset / SEGMENT_BYTES * SEGMENT_BYTES;
             flip(&image, header + 20, 3);
             let (engine, named) = repaired(&image);
-            // Where nothing follows, nothing tells that nobody was told of what is torn.
+            // Where nothing follows, nothing tells that no writer was told of what is torn.
             let torn = |lost: &Lost| matches!(lost.what, What::Transaction(12) | What::Slot(10));
             assert!(named.iter().all(|lost| held == 10 && keys == 0 && torn(lost)), "{what}: {named:?}");
             assert_eq!(right(&engine, &object("old"), 0..held, 1), held, "{what}");

@@ -15,7 +15,7 @@ use esker_store::{Change, ObjectId, ObjectStore, Transaction};
 fn they_wait_for_the_change_that_left_nothing_to_do() {
     let device = Arc::new(MemoryDevice::new(32 << 20));
     Engine::format(&*device, &FormatOptions { segment_bytes: 1 << 20, uuid: [5; 16] }).unwrap();
-    // Nothing is synced before somebody waits for it.
+    // Nothing is synced before a caller waits for it.
     let options = Options { commit_thread: false, ..Options::default() };
     let engine = Engine::open(device as Arc<dyn Device>, options).unwrap();
     let object = ObjectId::new("c".into(), "o");

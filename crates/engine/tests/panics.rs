@@ -1,5 +1,5 @@
-//! A panic in any thread of the store: everybody who waits is told, nothing hangs, and what was acknowledged is there
-//! when the store is opened again.
+//! A panic in any thread of the store: all callers that wait are told, nothing hangs, and what was acknowledged is
+//! there when the store is opened again.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -132,7 +132,7 @@ fn a_panic_in_any_thread_is_told_to_everybody_and_costs_nothing_acknowledged() {
     quietly();
     for thread in ["esker-commit", "esker-prepare", "esker-clean", "esker-move", ""] {
         let told: u64 = [0, 1, 2, 5, 12].into_iter().map(|at| life(thread, at)).sum();
-        assert!(told > 0, "no panic of {thread:?} was told to anybody");
+        assert!(told > 0, "no panic of {thread:?} was told to a caller");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads that have to wait for the device: begun when they are asked for, and waited for by nobody but their readers.
+//! Reads that have to wait for the device: begun when they are asked for, and waited for only by their readers.
 //!
 //! A device that holds up reads shows who waits, and what was begun before the first of them is let go.
 
@@ -183,14 +183,14 @@ fn with_cache(device: &Arc<Held>, cache_bytes: u64) -> Engine {
 fn late<T: std::fmt::Debug>(device: &Held, ask: impl FnOnce() -> Completion<T>) -> T {
     device.hold(true);
     let mut completion = std::pin::pin!(ask());
-    assert!(!completion.is_here(), "nobody had to wait for the device");
+    assert!(!completion.is_here(), "the reader did not have to wait for the device");
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
     assert!(completion.as_mut().poll(&mut cx).is_pending());
     assert_eq!(woken.0.load(Ordering::SeqCst), 0);
     device.hold(false);
-    until("nobody is woken", || woken.0.load(Ordering::SeqCst) > 0);
+    until("no task is woken", || woken.0.load(Ordering::SeqCst) > 0);
     match completion.as_mut().poll(&mut cx) {
         Poll::Ready(value) => value.unwrap(),
         Poll::Pending => panic!("woken for nothing"),
@@ -299,7 +299,7 @@ fn a_read_of_index_pages_holds_up_nobody() {
     let wanted: Vec<_> = (0..KEYS).map(|number| Some(few(number * 50))).collect();
     assert_eq!(late(cold(), || engine.omap_get_many(&id, &keys)), wanted);
     assert!(device.begun.load(Ordering::SeqCst) >= before + KEYS);
-    // Closing leaves nobody without an answer, nor does one that nobody came for keep the store.
+    // Closing leaves no caller without an answer, nor does an answer that no caller came for keep the store.
     without_pages(&engine);
     let unasked = engine.slot_get(&id, 5);
     assert!(!unasked.is_here());
@@ -333,7 +333,7 @@ fn refused_then(device: &Held, engine: &Engine, txn: &Transaction) -> (u32, eske
         };
         assert!(matches!(stall, Stall::Reading { .. }), "{stall}");
         let mut room = engine.room(stall);
-        assert!(room.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending(), "nobody reads");
+        assert!(room.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending(), "no thread reads");
         device.hold(false);
         room.wait().unwrap();
         waits.note(stall);
@@ -427,7 +427,7 @@ fn a_call_for_very_many_values_begins_some_and_the_rest_as_they_come() {
     let mut all = engine.omap_get_many(&object(), &keys);
     ask(&mut all);
     until("few are begun", || device.begun.load(Ordering::SeqCst) >= KEYS);
-    until("nobody reads", || device.reading.load(Ordering::SeqCst) == 1);
+    until("no thread reads", || device.reading.load(Ordering::SeqCst) == 1);
     let begun = device.begun.load(Ordering::SeqCst);
     assert!((KEYS..2 * KEYS).contains(&begun), "{begun}");
     device.hold(false);
@@ -454,7 +454,7 @@ fn a_scan_of_many_values_begins_them_all_ahead() {
     let scan = SlotScan { range: 0..MANY, limit: MANY as usize, reverse: false, keys_only: false };
     let mut scanned = engine.slot_scan(&object(), &scan);
     ask(&mut scanned);
-    until("nobody reads", || device.reading.load(Ordering::SeqCst) == 1);
+    until("no thread reads", || device.reading.load(Ordering::SeqCst) == 1);
     let begun = device.begun.load(Ordering::SeqCst);
     assert!((KEYS..2 * KEYS).contains(&begun), "{begun}");
     device.hold(false);
@@ -479,7 +479,7 @@ fn reads_that_nobody_wants_any_more_are_not_made_and_a_store_ends_with_those_tha
     let (device, engine) = filled();
     device.hold(true);
     let mut wanted: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
-    // Tasks poll for some of them, and for the others nobody waits yet.
+    // Tasks poll for some of them, and no caller waits for the others yet.
     for completion in wanted.iter_mut().step_by(2) {
         assert!(completion.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending());
     }
@@ -569,7 +569,7 @@ fn a_device_that_hangs_where_it_is_told_of_reads_holds_up_no_caller() {
         }
     });
     let (values, parts, scanned, single) = calls.recv_timeout(LATE).expect("the caller waits for the device");
-    until("nobody tells the device", || device.telling.load(Ordering::SeqCst) > 0);
+    until("no thread tells the device", || device.telling.load(Ordering::SeqCst) > 0);
     device.hold(false);
     caller.join().unwrap();
     let wanted: Vec<_> = (0..KEYS).map(|number| Some(value(number))).collect();
@@ -592,7 +592,7 @@ fn no_read_waits_for_hints() {
     for number in 0..KEYS {
         engine.will_get(&object(), Soon::Slots(&[number]));
     }
-    until("nobody tells the device", || device.telling.load(Ordering::SeqCst) > 0);
+    until("no thread tells the device", || device.telling.load(Ordering::SeqCst) > 0);
     let mut read = engine.omap_get(&object(), &key(3));
     ask(&mut read);
     until("the read waits for hints", || device.reading.load(Ordering::SeqCst) == 1);
@@ -610,7 +610,7 @@ fn who_reads_first_does_not_tell_the_device_of_all_that_others_read() {
     let mut first = engine.slot_get(&object(), 3);
     device.hold(true);
     ask(&mut first);
-    until("nobody reads", || device.reading.load(Ordering::SeqCst) == 1);
+    until("no thread reads", || device.reading.load(Ordering::SeqCst) == 1);
     assert_eq!(device.begun.load(Ordering::SeqCst), 1 + 2 * KEYS);
     device.hold(false);
     assert_eq!(first.wait().unwrap(), Some(value(3)));
@@ -667,7 +667,7 @@ fn a_caller_that_asks_writes_and_then_waits_finds_what_it_asked_for() {
         let in_time = ended.load(Ordering::SeqCst);
         assert_eq!(one.wait().unwrap(), Some(value(1)));
         assert_eq!(ten.wait().unwrap(), (10..20).map(|number| Some(value(number))).collect::<Vec<_>>());
-        assert!(in_time, "the writer waits for a read that nobody makes");
+        assert!(in_time, "the writer waits for a read that no thread makes");
     });
 }
 

@@ -190,7 +190,7 @@ fn compare(seed: u64, what: &str, sample: &Sample, report: &RepairReport, lost: 
         let lost: Vec<String> = lost.iter().take(20).map(ToString::to_string).collect();
         panic!("seed {seed}, damaged {what}, {report:?}: {why}\nlost: {lost:#?}")
     };
-    // A loss of which nobody knows whose it was, and a search without superblocks, may have changed anything.
+    // A loss of which repair does not know whose it was, and a search without superblocks, may have changed anything.
     let wiped_end = what == "round 5";
     let vague = report.level >= Level::Searched
         || wiped_end && !report.end_known
@@ -384,7 +384,7 @@ fn without_superblocks_and_without_checkpoints_nothing_that_holds_is_lost() {
         assert_eq!(report.level, Level::Rebuilt, "seed {seed}");
         assert!(report.level.may_bring_back());
         compare(seed, "superblocks and roots", &sample, &report, &lost, &found);
-        // Values that nobody removed are all there.
+        // Values that no client removed are all there.
         let (_, expected) = show(&open(&sample.device, true).unwrap());
         let large = ObjectId::new(Collection::from("large"), "object");
         let (_, found) = show(&found);
@@ -503,7 +503,7 @@ fn what_a_damaged_write_replaced_is_not_shown_in_its_stead() {
     }
 }
 
-/// Nobody can tell what an operation was about whose header does not hold: its transaction is named.
+/// Repair cannot tell what an operation was about if its header does not hold: it names the transaction.
 #[test]
 fn a_transaction_that_cannot_be_read_is_named() {
     let (device, id) = overwritten();

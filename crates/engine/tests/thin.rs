@@ -219,7 +219,7 @@ fn what_no_checkpoint_makes_free_leads_to_none() {
     // The file system is full, and the store finds that out.
     let filled = fill(&engine, 0, 1);
     (0..filled).for_each(|key| remove(&engine, key));
-    wait_until("nobody asked", || engine.stats().bare_segments > 0);
+    wait_until("the device was not asked", || engine.stats().bare_segments > 0);
     wait_until("there is no room for a checkpoint", || engine.checkpoint().is_ok());
     let before = engine.stats().checkpoints;
     let until = Instant::now() + Duration::from_secs(6);

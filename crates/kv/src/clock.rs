@@ -52,7 +52,7 @@ impl Steady {
     fn slowed(&self, now_ms: u64) -> u64 {
         let (seen, relaxed) = (self.stepped.load(Ordering::Relaxed), Ordering::Relaxed);
         if seen == 0 || now_ms < seen || now_ms - seen > PASSED_MAX_MS {
-            // It has stepped just now. Steps are not time that passes, nor is what passes while nobody asks.
+            // It has stepped just now. Steps are not time that passes, nor is what passes while no caller asks.
             let _ = self.stepped.compare_exchange(seen, now_ms.max(1), relaxed, relaxed);
             return self.highest.load(relaxed);
         }

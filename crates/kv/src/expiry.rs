@@ -1,4 +1,4 @@
-//! Expiry: removing what nobody is shown any more, so that it gives back its space.
+//! Expiry: removing what no reader is shown any more, so that it gives back its space.
 //!
 //! expiry indexes → what is due, oldest first → stripe → entry still has that expiry? → remove both; else the index key
 //! only

@@ -1,4 +1,4 @@
-//! Locks of read-modify-write: stripes of keys, and a gate for whoever needs everything still.
+//! Locks of read-modify-write: stripes of keys, and a gate for callers that need every key to stand still.
 //!
 //! one key or several → gate shared → stripes in rising order;   everything → gate exclusive, no stripes
 //!
@@ -6,7 +6,7 @@
 //! 1. Gate before stripes, stripes in rising order, each once: no deadlock.
 //! 2. The gate is [`GATES`] locks: sharing it takes one, chosen by the key, so that writers on different cores
 //!    do not fight over one cache line; excluding takes all, in rising order.
-//! 3. No lock is held while somebody waits for durability.
+//! 3. No lock is held while its holder waits for durability.
 
 use esker_store::{Held as HeldStripes, Stripes};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};

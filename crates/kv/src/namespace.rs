@@ -7,8 +7,8 @@
 //! 1. Every changing call is one store transaction (but see [`Namespace::clear`] for huge int namespaces).
 //! 2. Dependent writes read the applied half of their read and answer behind its barrier, so that a pipeline of
 //!    them needs one sync. They stand under a guard of what they read, and begin anew where another process was faster.
-//! 3. A stored entry with an expiry has its key in the expiry index; whoever rewrites it without reading leaves the
-//!    old index key to be dropped when its time comes.
+//! 3. A stored entry with an expiry has its key in the expiry index; a writer that rewrites it without reading leaves
+//!    the old index key to be dropped when its time comes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -484,7 +484,7 @@ impl Namespace {
         let mut removed = 0;
         for (key, stored) in keys.iter().zip(stored) {
             let Some(stored) = stored else {
-                // What is counted is of one moment: nobody has put it meanwhile.
+                // What is counted is of one moment: no writer has put it meanwhile.
                 placement.guard(&mut txn, *key, None);
                 continue;
             };

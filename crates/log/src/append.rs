@@ -4,11 +4,11 @@
 //! → epoch stale: read the view, take a new token · taken: ours? else a new token · no place yet: add a stripe
 //!
 //! An entry costs one round trip. Its position is decided by the store: of two writes to one position one is refused,
-//! whoever handed it out.
+//! no matter which sequencer handed it out.
 //!
 //! Invariants:
 //! 1. An entry is written at one position only: a new token is taken only after the old position was found decided by
-//!    somebody else, or its epoch sealed.
+//!    another writer, or its epoch sealed.
 //! 2. A batch has consecutive positions, all or none.
 //! Source: CORFU (2012), section 3; ZLog.
 
@@ -391,7 +391,7 @@ impl Log {
         };
         guards.txn.guards.reserve_exact(2 * objects().count() + placed.len());
         let mut grown = Vec::new();
-        // What followers are handed; nobody would look at it otherwise.
+        // What followers are handed; without followers no reader looks at it.
         let mut kept: SmallVec<[Bytes; 1]> = SmallVec::new();
         if self.followed() {
             kept.resize(batch.records.len(), Bytes::new());
@@ -464,7 +464,7 @@ impl Log {
                 drop(ends);
                 self.written(token, batch, kept, barrier.as_ref());
                 if full {
-                    // The entry stands; whoever comes next will meet the error.
+                    // The entry stands; the next writer will meet the error.
                     let _ = self.begin_stripe(view);
                 }
                 Ok(Some(Outcome::Written(barrier)))
@@ -501,7 +501,7 @@ impl Log {
         for (stripe, column) in objects {
             let object = format::data(self.inner.id, stripe, column);
             match cells::epoch_of(self.store(), &object)? {
-                // Sealed by somebody whose view is not there yet, or no longer.
+                // Sealed by another handle, whose view is not there yet, or no longer.
                 Some(epoch) if epoch > token.epoch => return Ok(Some(Outcome::Stale)),
                 Some(_) => {}
                 None => return Err(self.missing(&object)),
@@ -537,7 +537,7 @@ impl Log {
     fn look_ahead(&self, view: &View, end: u64) {
         let Some(last) = view.runs.last() else { return };
         if view.end() - end < last.per_stripe() / 2 && self.inner.growing.try_lock().is_some() {
-            // Whoever needs it will meet the error.
+            // The append that needs it will meet the error.
             let _ = self.grow(view.end());
         }
     }

@@ -5,9 +5,9 @@
 //!
 //! Memory is bounded: one page of one object at a time, and the numbers of the last [`NONCES_MAX`] entries.
 //!
-//! Invariant: a log that is in use is not accused. Whoever takes over, reshapes or trims changes the head first and the
-//! objects after it, so what an object says is held against a head that was read later; what two reads of an object
-//! disagree about is read once more.
+//! Invariant: a log that is in use is not accused. A handle that takes over, reshapes or trims changes the head first
+//! and the objects after it, so what an object says is held against a head that was read later; what two reads of an
+//! object disagree about is read once more.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -153,7 +153,7 @@ impl Walk<'_> {
         Ok(trim.as_deref().and_then(format::number_from).unwrap_or(0))
     }
 
-    /// Whether an object has the same at a local position as it had: nobody has trimmed it since.
+    /// Whether an object has the same at a local position as it had: no client has trimmed it since.
     fn still_stands(&self, object: &ObjectId, local: u64, bytes: &Bytes) -> Result<bool> {
         let (mut stands, _) = cells::get_each(self.log.store(), self.view.options.layout, object, &[local])?;
         Ok(match stands.pop() {

@@ -44,7 +44,7 @@ pub enum Error {
         /// Its last position and one.
         tail: u64,
     },
-    /// Somebody else took the log over as its only writer. Stop writing, or take it over again.
+    /// Another writer took the log over as its only writer. Stop writing, or take it over again.
     #[error("log {log} was taken over: this writer holds epoch {held}, the log is at {found} (owner {owner:?})")]
     Fenced {
         /// The log.
@@ -53,7 +53,7 @@ pub enum Error {
         held: u64,
         /// Epoch of the log.
         found: u64,
-        /// Who owns it now; empty if nobody does.
+        /// Who owns it now; empty if it has no owner.
         owner: String,
     },
     /// The position holds an entry already. Read it, or append elsewhere.

@@ -239,7 +239,7 @@ impl Follower {
                 break;
             }
             let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
-                // As far as it is known here nobody else hands out positions: then nothing stands at the tail.
+                // As far as this handle knows no other one hands out positions: then nothing stands at the tail.
                 let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next);
                 return Ok((handed, if here { Next::Tail } else { Next::Look }));
             };

@@ -1,6 +1,6 @@
 //! Heads: reads and changes views.
 //!
-//! load → change → compare-and-set by the view's version → again if somebody was faster
+//! load → change → compare-and-set by the view's version → again if another writer was faster
 //!
 //! Invariants:
 //! 1. A view is only ever replaced by one made from it: the version is guarded in the same transaction.

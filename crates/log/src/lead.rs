@@ -1,5 +1,4 @@
-//! Where positions come from: a leader here, a sequencer elsewhere, or this handle, which takes over where nobody
-//! leads.
+//! Where positions come from: a leader here, a sequencer elsewhere, or this handle, which takes over where none leads.
 //!
 //! token → leader here → sequencer that the head names → [`Log::lead_after`], under a new epoch
 
@@ -32,7 +31,7 @@ impl Log {
         self.inner.leader.load_full().filter(|leader| leader.epoch() == view.epoch)
     }
 
-    /// Whether positions are handed out by this handle, as far as it knows: then an append waits for nobody else.
+    /// Whether positions are handed out by this handle, as far as it knows: then an append waits for no other process.
     pub fn leads(&self) -> bool {
         self.leader(&self.view()).is_some()
     }
@@ -45,7 +44,7 @@ impl Log {
         (leads && self.check_writer(&view).is_ok()).then_some(leader)
     }
 
-    /// Positions for `count` entries, taking over where nobody else hands them out.
+    /// Positions for `count` entries, taking over where no other handle hands them out.
     pub(crate) fn token(&self, count: u32, expected: Option<u64>) -> Result<Token> {
         let mut began = None;
         loop {
@@ -104,8 +103,8 @@ impl Log {
         }
     }
 
-    /// Waits a little for another sequencer to take over. If none did within [`LEASES_WAITED`] leases, nobody stands
-    /// by: this handle takes over, and from then on whoever writes hands out positions, until a sequencer is there
+    /// Waits a little for another sequencer to take over. If none did within [`LEASES_WAITED`] leases, none stands by:
+    /// this handle takes over, and from then on the handles that write hand out positions, until a sequencer is there
     /// again.
     fn await_sequencer(&self, began: &mut Option<u64>, before: &View) -> Result<()> {
         let now = self.now_ms();
@@ -123,8 +122,8 @@ impl Log {
         Ok(())
     }
 
-    /// Becomes the one who hands out positions, under a new epoch; `address` is where others find this (empty:
-    /// nowhere). Whoever did so before is deposed. If this handle leads already, at the same address, it goes on.
+    /// Becomes the leader, which hands out positions, under a new epoch; `address` is where others find this (empty:
+    /// nowhere). The leader before is deposed. If this handle leads already, at the same address, it goes on.
     ///
     /// # Errors
     /// [`Error::Sealed`], [`Error::Fenced`]; the store's.
@@ -132,8 +131,9 @@ impl Log {
         self.lead_from(address, None)
     }
 
-    /// Becomes the one who hands out positions, naming nobody, if the log still names whom it named in `before`.
-    /// Otherwise somebody was named since, and is asked and not deposed; with many writers he would be, time and again.
+    /// Becomes the leader, which hands out positions, without naming an address, if the log still names the sequencer
+    /// that it named in `before`. Otherwise another sequencer was named since: this handle asks it instead of deposing
+    /// it, because many writers would depose it time and again.
     fn lead_after(&self, before: &View) -> Result<()> {
         match self.lead_from("", Some(&before.sequencer)) {
             Err(Error::Deposed { .. }) => self.refresh().map(drop),
@@ -186,9 +186,9 @@ impl Log {
         self.written_below(&self.view(), handed)
     }
 
-    /// The position that is handed out next. Asks whoever hands them out; where nobody does, looks for the last entry.
-    /// What is below may never be written, and another leader may hand it out again: what relies on it guards its
-    /// epoch.
+    /// The position that is handed out next. Asks the leader or sequencer that hands them out; where there is none,
+    /// looks for the last entry. What is below may never be written, and another leader may hand it out again: what
+    /// relies on it guards its epoch.
     pub(crate) fn handed_tail(&self) -> Result<Tail> {
         // A leader that was deposed does not know it: the head does.
         let view = self.current_view()?;
@@ -262,8 +262,9 @@ impl Log {
         }
     }
 
-    /// The tail as known to whoever hands out positions; if nobody does, this handle begins to. What is at or above it
-    /// was not handed out under its epoch, so that nothing can come there but by a new token.
+    /// The tail as the leader or sequencer that hands out positions knows it; where there is none, this handle becomes
+    /// the leader. What is at or above it was not handed out under its epoch, so that nothing can come there but by a
+    /// new token.
     pub(crate) fn led_tail(&self) -> Result<Tail> {
         let mut began = None;
         loop {

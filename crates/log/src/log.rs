@@ -210,10 +210,10 @@ impl Log {
         self.refresh()
     }
 
-    /// Adds stripes until position `end` has a place. Does nothing if somebody else did it first.
+    /// Adds stripes until position `end` has a place. Does nothing if another writer did it first.
     ///
-    /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and nobody was
-    /// faster
+    /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and no other
+    /// writer was faster
     pub(crate) fn grow(&self, end: u64) -> Result<()> {
         let _one = self.inner.growing.lock();
         let mut retry = Retry::default();
@@ -290,7 +290,7 @@ impl Log {
         }
     }
 
-    /// Whether there is anybody for whom recent entries are kept.
+    /// Whether the log has followers, for which recent entries are kept.
     pub(crate) fn followed(&self) -> bool {
         self.inner.shared.followers.load(Ordering::Relaxed) > 0
     }
@@ -329,8 +329,8 @@ impl Log {
     }
 }
 
-/// Makes the objects of a stripe whose id nobody else took: however late one of these calls comes, if the stripe is
-/// published it was answered before, and if not, nobody ever looks at the object.
+/// Makes the objects of a stripe whose id no other writer took: however late one of these calls comes, if the stripe is
+/// published it was answered before, and if not, no reader ever looks at the object.
 pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe: &Stripe) -> Result<()> {
     let capability = store.capability();
     let mut guards = Guards::default();
@@ -344,7 +344,7 @@ pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe
             txn.be_relied_on();
             guards.meaning.clear();
             match store.submit(txn).wait() {
-                // Somebody of a newer epoch was here: publishing this stripe will fail.
+                // A writer of a newer epoch was here: publishing this stripe will fail.
                 Ok(_) | Err(esker_store::Error::GuardFailed { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

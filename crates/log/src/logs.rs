@@ -5,8 +5,8 @@
 //! Invariants:
 //! 1. A head and its first stripe stand before a name leads to them; what a crash leaves half made is noted, and
 //!    removed by [`Logs::work`].
-//! 2. Deleting takes the name at once, then the head, so that nobody adds to the log, then its data; it may stop and go
-//!    on.
+//! 2. Deleting takes the name at once, then the head, so that no writer adds to the log, then its data; it may stop and
+//!    go on.
 //! 3. Handles of one log here are the same handle.
 
 use std::collections::HashMap;
@@ -91,7 +91,7 @@ impl Logs {
         self.handle(id, name, view)
     }
 
-    /// Opens a log. Nothing is changed, and nobody disturbed, until something is appended.
+    /// Opens a log. Nothing is changed, and no other writer disturbed, until something is appended.
     ///
     /// # Errors
     /// [`Error::NoLog`]; [`Error::Damaged`]; the store's.
@@ -143,7 +143,7 @@ impl Logs {
         Ok(names.collect::<esker_store::Result<_>>()?)
     }
 
-    /// Gives a log another name. Whoever has it open goes on.
+    /// Gives a log another name. Handles that have it open go on.
     ///
     /// # Errors
     /// [`Error::NoLog`]; [`Error::Exists`]; [`Error::Invalid`]; the store's.
@@ -200,7 +200,7 @@ impl Logs {
             if now.saturating_sub(began) < LEFT_BEHIND_MS {
                 continue;
             }
-            // Whoever makes it may have been held up, and finish it now: one of both comes too late.
+            // The client that makes it may have been held up, and finish it now: one of both comes too late.
             if began == 0 || registry.condemn(store, &left, number(0))? {
                 self.remove(left.id)?;
                 done += 1;

@@ -38,7 +38,7 @@ const WAIT: Duration = Duration::from_millis(500);
 
 /// A state that commands change, the same in all replicas: no clock, no randomness.
 pub trait Machine {
-    /// What a command gives to whoever proposed it.
+    /// What a command gives to the caller that proposed it.
     type Output;
     /// Applies the command at `position`.
     fn apply(&mut self, position: u64, command: &[u8]) -> Self::Output;

@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. An epoch is taken by one: the view is replaced by compare-and-set.
 //! 2. The tail is read after the seal, so no entry of an older epoch can come to stand at or above it.
-//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that; where a new shape is
+//! 3. Only the handle that sealed an epoch hands out positions under it, and only after that; where a new shape is
 //!    published, under the one after it.
 //! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed
 //!    ([`Reach::All`]).
@@ -64,7 +64,7 @@ impl Log {
             if let Some((view, tail)) = self.seal_objects(&raised, reach)? {
                 return Ok(TakenOver { view, tail, version });
             }
-            // Somebody took over from us before we were done.
+            // Another handle took over from us before we were done.
             self.step_back("taking over", &mut attempts, began)?;
         }
     }
@@ -189,8 +189,8 @@ impl Log {
         Ok(())
     }
 
-    /// Begins a stripe at the tail because an object of the last one is large enough. Does nothing if somebody did so
-    /// already.
+    /// Begins a stripe at the tail because an object of the last one is large enough. Does nothing if another writer
+    /// did so already.
     pub(crate) fn begin_stripe(&self, seen: &View) -> Result<()> {
         let Some(_one) = self.inner.growing.try_lock() else { return Ok(()) };
         if self.view().next_stripe != seen.next_stripe {
@@ -224,7 +224,7 @@ impl Log {
             // under the epoch of the seal.
             next.epoch += 1;
             next.cut(tail);
-            // Otherwise somebody else's stripe came to stand there since.
+            // Otherwise another writer's stripe came to stand there since.
             let added = next.add_stripe(id);
             next.check_labels()?;
             if let Some(stripe) = &added {
@@ -270,8 +270,8 @@ impl Log {
         }
     }
 
-    /// Becomes the log's only writer, under the name `owner`: whoever wrote before is refused from now on, with
-    /// [`Error::Fenced`], however late he comes. The handle that is returned writes; its epoch is the fencing token.
+    /// Becomes the log's only writer, under the name `owner`: every earlier writer is refused from now on, with
+    /// [`Error::Fenced`], however late it comes. The handle that is returned writes; its epoch is the fencing token.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; the store's.
@@ -298,7 +298,7 @@ impl Log {
         self.inner.held
     }
 
-    /// Lets everybody write again. This handle is refused from now on.
+    /// Lets all handles write again. This handle is refused from now on.
     ///
     /// # Errors
     /// [`Error::Fenced`] if it is not the only writer (any more); the store's.

@@ -3,9 +3,9 @@
 //! [`Log::lead`](crate::Log::lead) → [`Leader`] → [`Token`] → a write that guards the token's epoch
 //!
 //! A sequencer is an optimisation: it saves writers from racing for positions. What makes positions write-once is the
-//! guard in the object, and what makes a lost sequencer harmless is sealing: whoever takes over raises the epoch, seals
-//! the objects at the end, and counts on from what stands there. Positions that were handed out and never written are
-//! holes, which readers fill.
+//! guard in the object, and what makes a lost sequencer harmless is sealing: the handle that takes over raises the
+//! epoch, seals the objects at the end, and counts on from what stands there. Positions that were handed out and never
+//! written are holes, which readers fill.
 //!
 //! Invariant: a token of epoch E lies at or above what was found when E was sealed, so no write of an older epoch can
 //! still land there. Source: Balakrishnan et al., CORFU: A Shared Log Design for Flash Clusters (2012), section 3.

@@ -24,12 +24,12 @@ pub struct Session {
     pub clock: Clock,
     /// A number that no other session has: random. Entries carry it, so that a retried append knows its own.
     pub nonce: u64,
-    /// Finds sequencers of other processes; without it every session hands out positions itself, taking over from
-    /// whoever did.
+    /// Finds sequencers of other processes; without it every session hands out positions itself, taking over from the
+    /// session that did.
     pub connect: Option<Arc<dyn Connect>>,
     /// How long a sequencer may be silent before it is given up, in milliseconds. Sessions that hand out positions
     /// themselves and depose each other let each other go on for a fiftieth of it. A log whose sequencer is silent for
-    /// four of it, and that nobody took over, is taken over by whoever writes. Default: 500.
+    /// four of it, and that no sequencer took over, is taken over by a session that writes. Default: 500.
     pub lease_ms: u64,
     /// Bytes of recent entries kept for followers, per log. Default: 16 MiB.
     pub cache_bytes: u64,

@@ -59,7 +59,7 @@ impl Log {
             return Err(Error::Trimmed { position });
         }
         let Some(stripe) = view.stripe(position) else {
-            // Handed out, but whoever got it has not made its stripe: nothing can stand there before it is made.
+            // Handed out, but the writer that got it has not made its stripe: nothing stands there before it is made.
             self.grow(position)?;
             return self.fill_under(tail, position);
         };
@@ -101,7 +101,7 @@ impl Log {
     }
 
     /// Gives the entry at a position up, with its space; an unwritten position below the tail is given up as well.
-    /// Trimming again does nothing. Whoever keeps the entry already may still see it.
+    /// Trimming again does nothing. A reader that keeps the entry already may still see it.
     ///
     /// # Errors
     /// [`Error::PastTail`]; the store's.
@@ -115,8 +115,8 @@ impl Log {
             }
             let view = self.refresh()?;
             if position < view.trimmed {
-                // Whoever said so in the view may not have come to the objects yet, where those look who have an older
-                // view.
+                // The client that said so in the view may not have come to the objects yet, where readers with an older
+                // view look.
                 return self.trim_to(position + 1).map(|_| ());
             }
             let Some(stripe) = view.stripe(position) else {

@@ -100,7 +100,7 @@ pub struct View {
     pub trimmed: u64,
     /// The tail at which the log was sealed for good.
     pub sealed: Option<u64>,
-    /// The only writer, by name; empty if anybody writes.
+    /// The only writer, by name; empty if any client may write.
     pub owner: String,
     /// Where positions are handed out, as an address; empty: wherever the epoch was last raised.
     pub sequencer: String,
@@ -168,7 +168,7 @@ impl View {
         self.runs.first().map_or(self.next_stripe, |run| run.stripe)
     }
 
-    /// Takes the next stripe's id. Once the view is published nobody else makes objects under it.
+    /// Takes the next stripe's id. Once the view is published no other client makes objects under it.
     pub(crate) fn take_stripe(&mut self) -> u64 {
         self.next_stripe += 1;
         self.next_stripe - 1

@@ -109,7 +109,7 @@ impl Waist {
             let _lock = self.lock(std::iter::once(place.partition.hash64()));
             let (mut retry, mut unknown) = (Retry::default(), 0);
             loop {
-                // Nothing of it is shown, so nobody waits under the lock until it is durable.
+                // Nothing of it is shown, so the builder does not wait under the lock until it is durable.
                 let (now, _) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
                 let Some(now) = now? else { break };
                 let mut txn = Transaction::with(Durability::Applied);

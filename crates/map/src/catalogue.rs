@@ -4,7 +4,7 @@
 //! in the same transaction
 //!
 //! Invariants:
-//! 1. A schema that is kept here may be old; whoever writes by it guards its generation.
+//! 1. A schema that is kept here may be old; every write by it guards its generation.
 //! 2. What a dropped table, a truncated one or a dropped index leaves is noted before, and removed by [`Waist::work`]
 //!    or at once; its number is never used again.
 
@@ -174,7 +174,7 @@ impl Waist {
         Ok(())
     }
 
-    /// The rows get another number, which nobody else has; those of the old number go.
+    /// The rows get another number, which no other table has; those of the old number go.
     pub(crate) fn truncate(&self, name: &TableName) -> Result<()> {
         let id = self.new_id()?;
         self.change_table(name, |table, txn| {

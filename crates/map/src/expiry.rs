@@ -1,4 +1,4 @@
-//! Expiry: removing rows that nobody is shown any more, so that they give back their space.
+//! Expiry: removing rows that no reader is shown any more, so that they give back their space.
 //!
 //! table after table → its expiry index → what is due, oldest first → rows as they are → one transaction that removes
 //! them, each guarded → one was written meanwhile: the same without it
@@ -167,7 +167,7 @@ impl Waist {
             other => other?,
         };
         let (index, limit) = (names::expiry(table.id), rows.clamp(1, ROWS_MAX));
-        // What is read here is not shown to anybody, so nothing waits until it is durable.
+        // What is read here is not shown to a client, so nothing waits until it is durable.
         let (entries, _) = due::due(&*self.store, &index, self.now_ms(), past.as_deref(), limit).into_parts();
         let (mut due, mut damaged, mut looked, mut gathered) = (Vec::new(), None, 0, 0);
         let entries = entries?;

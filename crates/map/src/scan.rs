@@ -144,7 +144,7 @@ impl Waist {
                 let (partition_key, clustering) = names::split_index_key(&entry)
                     .ok_or_else(|| Error::damaged(format!("index {object}"), format!("entry {entry:?}")))?;
                 let partition = names::partition(table.id, &partition_key);
-                // Between the entry and the row somebody may have changed it: the row decides.
+                // Another writer may have changed the row after the entry was read: the row decides.
                 let Some(bytes) = self.store.omap_get(&partition, &clustering).wait()? else { continue };
                 let place = Place { partition, key: RowKey { partition: partition_key, clustering } };
                 let row = decode(table, &place, &bytes)?;

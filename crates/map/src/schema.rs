@@ -284,7 +284,7 @@ impl Table {
         Ok(id)
     }
 
-    /// Adds an index of which entries are to be written before it is used, or finds the one that somebody began;
+    /// Adds an index of which entries are to be written before it is used, or finds the one that another caller began;
     /// returns its number.
     ///
     /// # Errors

@@ -13,7 +13,7 @@
 //!    index is never stale.
 //! 3. Writers in this process that want one partition come one after another (fair locks); those of other processes are
 //!    met by guards.
-//! 4. What a failed condition shows is durable, or was written by somebody who did not ask for that.
+//! 4. What a failed condition shows is durable, or was written by a client that did not ask for that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

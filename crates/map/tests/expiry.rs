@@ -347,7 +347,7 @@ fn the_expiry_index_is_never_stale_whatever_is_done() {
                 _ => {}
             }
         }
-        // Rows that nobody is shown are stored until they are swept.
+        // Rows that no reader is shown are stored until they are swept.
         let now = under.time.swap(0, Ordering::SeqCst);
         let mut rows = under.map.scan(&Scan::new(&table, Over::All)).unwrap().records;
         rows.retain(|row| row.expires_ms.is_some());

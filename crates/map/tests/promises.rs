@@ -280,9 +280,10 @@ fn with_a_row_too_long(rows: i32) -> (Arc<MemoryStore>, Waist, Arc<Between>, Wai
     (store, map, between, builder)
 }
 
-/// Failure: an index stayed as being built though nobody built it. Cause: the builder had read a row that no index can
-/// lead to, and then the table was truncated: it ended, and dropped nothing, as that table was another. Fix: it goes on
-/// with the rows that are there now; an index that another has begun on a table of the same name is not dropped.
+/// Failure: an index stayed as being built though no builder built it. Cause: the builder had read a row that no index
+/// can lead to, and then the table was truncated: it ended, and dropped nothing, as that table was another. Fix: it
+/// goes on with the rows that are there now; an index that another has begun on a table of the same name is not
+/// dropped.
 #[test]
 fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
     type Changes = fn(&Waist, &Arc<MemoryStore>);

@@ -14,7 +14,7 @@
 //! - Trimming, and so objects that go; owners and named writers; streams; batches: an entry is a number.
 //! - Layouts, and durability: what is applied is durable. `esker-sim` cuts the power.
 //! - Threads inside a process: each does one thing at a time, save that its leader answers others at any time.
-//! - Changing the head is one step where the code loads, changes and compares: nobody sees the difference. Where it
+//! - Changing the head is one step where the code loads, changes and compares: no process sees the difference. Where it
 //!   makes objects or seals between loading and comparing, the model does so too.
 //! - Growing in advance: stripes are made when they are needed.
 //! - A stripe is a run, and all have one shape.

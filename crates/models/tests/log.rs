@@ -82,7 +82,7 @@ fn large() -> bool {
     std::env::var("ESKER_MODEL_BOUND").is_ok_and(|bound| bound == "large")
 }
 
-/// Everybody writes and takes over from everybody.
+/// Every process writes and takes over from every other.
 fn racing() -> Protocol {
     Protocol { appends: 1, epochs: 3, positions: 3, ..Protocol::default() }
 }

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! 1. There is always a version; the first survives every power cut.
-//! 2. A version whose writer asked for durability is durable once anybody was shown what it wrote.
+//! 2. A version whose writer asked for durability is durable once any process was shown what it wrote.
 
 use crate::linear::{Keyed, Model};
 

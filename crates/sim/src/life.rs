@@ -95,7 +95,7 @@ impl Run {
                 if self.rng.u8(0..4) == 0 {
                     self.unchanged(engine, device, "after a transaction that did not fit")?;
                 }
-                // On a thin device the reserve is not there when somebody else has taken the space.
+                // On a thin device the reserve is not there when another user of the file system has taken the space.
                 if self.kind == Kind::Thin || device.is_rotten() {
                     Ok(true)
                 } else {
@@ -224,7 +224,7 @@ impl Run {
             let written = engine.checkpoint_while(&mut || {
                 let stats = engine.stats();
                 // Without threads a write that has to wait for room here would wait for ever: the reserve is two
-                // fifths of the device at most. Where space comes and goes nobody knows beforehand what is left.
+                // fifths of the device at most. Where space comes and goes no client knows beforehand what is left.
                 let roomy = stats.gate == 0 && stats.free_segments > stats.segments * 2 / 5 + 2;
                 let roomy = roomy && self.kind != Kind::Thin;
                 if left > 0 && roomy && matches!(outcome, Ok(true)) {
@@ -303,7 +303,7 @@ impl Run {
         )
     }
 
-    /// Without threads nobody cleans unless asked: submits again after maintenance and a sync.
+    /// Without threads the engine cleans only when asked: submits again after maintenance and a sync.
     fn submit_with_help(&mut self, engine: &Engine, device: &FaultyDevice, txn: Transaction) -> Result<Answer, String> {
         for _ in 0..4 {
             match self.submit(engine, device, txn.clone())? {

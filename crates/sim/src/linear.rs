@@ -37,8 +37,8 @@ pub trait Model {
     /// The state before the first call.
     fn start(&self) -> Self::State;
 
-    /// The states that `call` may leave, if it is answered so; none: it cannot be. Without an answer nobody was told,
-    /// and any will do.
+    /// The states that `call` may leave, if it is answered so; none: it cannot be. Without an answer no process was
+    /// told, and any will do.
     fn step(&self, state: &Self::State, call: &Self::Call, answer: Option<&Self::Answer>) -> Vec<Self::State>;
 
     /// Whether a call that is answered so changes nothing, in whatever state.
@@ -284,7 +284,7 @@ fn search<M: Model>(
                 return Err(Fault::Undecided(steps_max, stuck(model, pieces, deepest)));
             }
             for state in model.step(&place.state, asked, answer.as_ref()).into_iter().rev() {
-                // Nobody can tell whether a call that need not be taken, and changes nothing, was made.
+                // No process can tell whether a call that need not be taken, and changes nothing, was made.
                 if !owed && state == place.state {
                     continue;
                 }
@@ -526,7 +526,7 @@ mod tests {
             "stale read",
             &[event(1, 2, Write(0, 1), Done), event(3, 4, Write(0, 2), Done), event(5, 6, Read(0), Number(1))],
         );
-        check("a value that nobody wrote", &[event(1, 2, Write(0, 1), Done), event(3, 4, Read(0), Number(7))]);
+        check("a value that no process wrote", &[event(1, 2, Write(0, 1), Done), event(3, 4, Read(0), Number(7))]);
         check("an acknowledged write that is lost", &[event(1, 2, Write(0, 1), Done), event(3, 4, Read(0), Number(0))]);
         // A write that was refused is not among the events.
         check(
@@ -647,7 +647,7 @@ mod tests {
         }
     }
 
-    /// A history that happened: each call at one moment between its beginning and its end; of some nobody was told.
+    /// A history that happened: each call at one moment between its beginning and its end; some were not answered.
     fn simulated(rng: &mut fastrand::Rng, calls: usize) -> Vec<Seen> {
         let (mut events, mut under_way, mut state, mut now) = (Vec::new(), Vec::new(), vec![0, 0], 0);
         while events.len() < calls || !under_way.is_empty() {

@@ -64,7 +64,7 @@ pub(crate) struct Open {
     handles: BTreeMap<String, [Volume; 2]>,
     /// Which of them holds the lock.
     holders: BTreeMap<String, usize>,
-    /// Snapshots that somebody has open, perhaps longer than they live: image, name.
+    /// Snapshots that a client has open, perhaps longer than they live: image, name.
     snapshots: Vec<(String, String, Snapshot)>,
     /// Bytes of a write that are one transaction.
     atomic_bytes: u64,
@@ -183,7 +183,7 @@ impl DisksRun {
         self.outcome.taken_back += (last - prefix) as u64;
         self.past = vec![Arc::clone(&self.past[prefix])];
         self.owed = 0;
-        // Whoever held locks is gone.
+        // The handles that held locks are gone.
         for (name, disk) in &*Arc::clone(&self.past[0]) {
             let image = || open.volumes.image(name).map_err(|error| format!("opening {name}: {error}"));
             open.handles.insert(name.clone(), [image()?, image()?]);

@@ -130,7 +130,7 @@ impl Sequencer for Directions {
     }
 }
 
-/// Whether somebody who did nothing wrong may be told of it.
+/// Checks that a process that did nothing wrong may be told of it.
 fn excused(error: &Error) {
     let fault =
         matches!(error, Error::Damaged { .. } | Error::Invalid { .. } | Error::NoLog { .. } | Error::Exists { .. });

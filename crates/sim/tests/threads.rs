@@ -51,7 +51,7 @@ fn overwrite(engine: &Engine, versions: &[Versions], writer: u64, seed: u64) {
         let version = versions[key as usize].written.load(Ordering::Relaxed) + 1;
         let waits = rng.u8(..16) == 0;
         let durability = if waits { Durability::Durable } else { Durability::Applied };
-        // Written in any case: nobody knows how far it came.
+        // Written in any case: the client does not know how far it came.
         versions[key as usize].written.store(version, Ordering::Relaxed);
         let change = Change::SlotSet { index: key, value: value(key, version) };
         if engine.submit(Transaction::with(durability).change(&object(), change)).wait().is_err() {

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Whoever takes the value with [`Completion::into_parts`] before the barrier is reached must not show it, or
+//! 1. A caller that takes the value with [`Completion::into_parts`] before the barrier is reached must not show it, or
 //!    anything that depends on it, to others until it is.
-//! 2. Whoever drops a completion waits for nothing; the work for its value ends as soon as it can.
+//! 2. A caller that drops a completion waits for nothing; the work for its value ends as soon as it can.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -16,12 +16,12 @@ use std::task::{Context, Poll};
 
 use crate::{Barrier, Error, Result};
 
-/// An outcome as applied, and the barrier that has to be reached before anybody else is shown it.
+/// An outcome as applied, and the barrier that has to be reached before any other client is shown it.
 pub type Applied<T> = (Result<T>, Option<Barrier>);
 
-/// An outcome on its way. Dropping it says that nobody wants it any more.
+/// An outcome on its way. Dropping it says that no caller wants it any more.
 pub trait Later<T>: Send {
-    /// Blocks until it is there. Whoever waits may do the work himself, where it has not been begun.
+    /// Blocks until it is there. The waiting thread may do the work itself, where it has not been begun.
     fn wait(self: Box<Self>) -> Applied<T>;
 
     /// The outcome, or the waker of `cx` is called once it is there. Not called again after it was there.
@@ -103,8 +103,8 @@ impl<T> Completion<T> {
         }
     }
 
-    /// The outcome as applied, and the barrier that has to be reached before anybody else is shown it. Blocks until the
-    /// outcome is here.
+    /// The outcome as applied, and the barrier that has to be reached before any other client is shown it. Blocks until
+    /// the outcome is here.
     #[inline]
     pub fn into_parts(self) -> Applied<T> {
         match self.outcome {

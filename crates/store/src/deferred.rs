@@ -1,4 +1,4 @@
-//! Outcomes that come later: work that its waiter or a thread of the store does, whoever comes first, and promises.
+//! Outcomes that come later: work that its waiter or a thread of the store does (the first to come), and promises.
 //!
 //! ```text
 //! deferred(work) → Task → first poll() → queue of a thread: run()  ─┐
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. The work is done once at most, and not at all if nobody wants its outcome before it is begun.
-//! 2. Whoever waits is answered: by a panic of the work, and by a promise that is dropped, with an error.
+//! 1. The work is done once at most, and not at all if its caller stops wanting the outcome before it is begun.
+//! 2. Every waiter is answered: by a panic of the work, and by a promise that is dropped, with an error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ enum State<T> {
     Todo(Work<T>, Option<Waker>),
     Underway(Option<Waker>),
     Done(Applied<T>),
-    /// Taken, or nobody wants it.
+    /// Taken, or its caller does not want it any more.
     Over,
 }
 
@@ -70,7 +70,7 @@ pub fn promised<T: Send + 'static>(who: &'static str) -> (Promise<T>, Completion
     (Promise(Arc::clone(&cell)), Completion::later(Box::new(Waiting { cell, runner: None })))
 }
 
-/// An outcome that somebody has promised. Dropping it unfulfilled answers with [`Error::Stopped`].
+/// An outcome that its holder has promised. Dropping it unfulfilled answers with [`Error::Stopped`].
 pub struct Promise<T>(Arc<Cell<T>>);
 
 impl<T> Promise<T> {
@@ -79,7 +79,7 @@ impl<T> Promise<T> {
         self.0.finish(outcome);
     }
 
-    /// Whether anybody still waits, or will.
+    /// Whether a caller still waits, or will.
     pub fn is_wanted(&self) -> bool {
         !matches!(*self.0.state.lock(), State::Over)
     }
@@ -99,7 +99,7 @@ impl<T> Cell<T> {
         let mut state = self.state.lock();
         let waker = match &mut *state {
             State::Underway(waker) => waker.take(),
-            // Nobody wants it; what it holds is dropped without the lock.
+            // No caller wants it; what it holds is dropped without the lock.
             _ => return,
         };
         *state = State::Done(outcome);
@@ -207,7 +207,7 @@ mod tests {
         };
         let (task, completion) = deferred("work", None, work(&count));
         assert!(!completion.is_here());
-        // The waiter does it himself.
+        // The waiter does it itself.
         assert_eq!(completion.map(|value| value + 10).wait().unwrap(), 10);
         task.run();
         assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -215,12 +215,12 @@ mod tests {
         task.run();
         task.run();
         assert_eq!(completion.wait().unwrap(), 1);
-        // Nobody wants it.
+        // No caller wants it.
         let (task, completion) = deferred("work", None, work(&count));
         drop(completion);
         task.run();
         assert_eq!(count.load(Ordering::SeqCst), 2);
-        assert_eq!(Arc::strong_count(&count), 1, "the work of nobody is kept");
+        assert_eq!(Arc::strong_count(&count), 1, "work that no caller wants is kept");
     }
 
     #[test]

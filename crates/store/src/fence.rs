@@ -7,14 +7,14 @@
 //!
 //! Invariants:
 //! 1. An epoch is held by one writer at most, and never given twice.
-//! 2. Where somebody owns, only the owner writes; where nobody does, only who never owned.
+//! 2. Where there is an owner, only the owner writes; where there is none, only writers that never owned it.
 
 /// Who may write, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fence<'a> {
     /// Rises each time that it is taken.
     pub epoch: u64,
-    /// Who owns it; empty: nobody.
+    /// Who owns it; empty: it has no owner.
     pub owner: &'a str,
 }
 

@@ -10,7 +10,7 @@
 //!    after.
 //! 4. A task whose waker panics keeps no other from being woken; the panic goes on in the thread that moved the
 //!    mark.
-//! 5. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
+//! 5. `wanted` tells the commit thread how far callers wait, so that it need not sync what no caller waits for.
 
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -39,7 +39,7 @@ pub struct DurableMark {
     /// Threads and tasks that wait.
     waiters: AtomicU32,
     arrivals: AtomicU64,
-    /// Called when somebody begins to wait for a position that is not durable: wakes the commit thread.
+    /// Called when a caller begins to wait for a position that is not durable: wakes the commit thread.
     nudge: Box<dyn Fn() + Send + Sync>,
     /// Called by a thread that is about to sleep until the mark moves: it may move it itself.
     commit: Option<Box<dyn Fn() -> bool + Send + Sync>>,
@@ -52,7 +52,7 @@ impl DurableMark {
     }
 
     /// The same, where a thread that would sleep may do the work: `commit` makes everything durable in the calling
-    /// thread, or returns false, and then `nudge` is called. Two changes of threads less for whoever is alone.
+    /// thread, or returns false, and then `nudge` is called. Two changes of threads less for a caller that waits alone.
     pub fn with_commit(
         durable: u64,
         nudge: Box<dyn Fn() + Send + Sync>,
@@ -86,7 +86,7 @@ impl DurableMark {
         self.durable.load(Ordering::SeqCst)
     }
 
-    /// The highest position that anybody has waited for.
+    /// The highest position that any caller has waited for.
     pub fn wanted(&self) -> u64 {
         self.wanted.load(Ordering::Acquire)
     }
@@ -96,7 +96,7 @@ impl DurableMark {
         if self.failed.load(Ordering::SeqCst) { self.cause.get().cloned() } else { None }
     }
 
-    /// Says that somebody waits, or will wait, for `position`.
+    /// Says that a caller waits, or will wait, for `position`.
     pub fn want(&self, position: u64) {
         if self.wanted.load(Ordering::Relaxed) < position {
             self.wanted.fetch_max(position, Ordering::AcqRel);
@@ -124,7 +124,7 @@ impl DurableMark {
         if (cut & 1) ^ later == 0 { NonZeroU32::MIN } else { NonZeroU32::MIN.saturating_add(1) }
     }
 
-    /// Moves the mark to `position` and wakes whoever waited for it.
+    /// Moves the mark to `position` and wakes the threads and tasks that waited for it.
     pub fn advance(&self, position: u64) {
         if self.failed.load(Ordering::Acquire) {
             return;
@@ -150,8 +150,8 @@ impl DurableMark {
         let _ = catch_unwind(AssertUnwindSafe(|| self.wake(u64::MAX)));
     }
 
-    /// How many times somebody has begun to wait: threads, and those for whom [`Barrier::want_for`] was called. A task
-    /// that polls is not counted by itself: it may stand for many, or poll often.
+    /// How many times a caller has begun to wait: threads, and the callers that [`Barrier::want_for`] was called for. A
+    /// task that polls is not counted by itself: it may stand for many, or poll often.
     pub fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
     }

@@ -116,7 +116,7 @@ pub fn remove_objects(
         let some: Vec<ObjectId> = objects.by_ref().take(REMOVE_OBJECTS).collect::<Result<_>>()?;
         if some.is_empty() {
             return match if gone > 0 || lives { unsynced.sync(store) } else { Ok(()) } {
-                // Whoever keeps the note of them comes to it again.
+                // The caller, which keeps the note of them, comes to it again.
                 Err(Error::Restarted) => Ok(false),
                 done => done.map(|()| true),
             };

@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. Stripes are taken in rising order, each once: no deadlock among those who take all of theirs at once.
 //! 2. They are an optimisation: what is read and then written stands under guards, whatever other processes do.
-//! 3. No stripe is held while somebody waits for durability.
+//! 3. No stripe is held while its holder waits for durability.
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;

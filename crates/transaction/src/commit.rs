@@ -5,15 +5,15 @@
 //!   → (snapshot) what was read is still there
 //!   → one mutation covers it: all writes, committed at once, each on what was found
 //!   → otherwise: prepare every row on what was found, group by group
-//!              → (serializable) what was read is still there, and nobody else has it prepared
+//!              → (serializable) what was read is still there, and no other transaction has it prepared
 //!              → the coordinator's record: committed     ← here it is decided
 //!              → rows forward
 //! ```
 //!
 //! Why that is serializable: at the instant between the last prepare and the first look at what was read, all that was
-//! read is there as it was read, and all that will be written is held. Whoever writes what this has read prepares it
-//! after that look, so comes later in the order of these instants too. Read-only transactions look for prepared rows as
-//! well: whoever has one may have its instant behind it.
+//! read is there as it was read, and all that will be written is held. A transaction that writes what this one has read
+//! prepares it after that look, so comes later in the order of these instants too. Read-only transactions look for
+//! prepared rows as well: a transaction that has one may have its instant behind it.
 //!
 //! Reads carry what identifies each row, deleted ones and those of a range that a filter kept out included: what is
 //! found again held from when it was read.
@@ -181,7 +181,7 @@ impl Transaction {
         groups
     }
 
-    /// Looks whether what was read is still there; under `strict` nobody else may have it prepared either.
+    /// Looks whether what was read is still there; under `strict` no other transaction may have it prepared either.
     fn validate(&self, apart: &[Place], strict: bool) -> Result<()> {
         for scanned in &self.scans {
             if !self.holds_scan(scanned, strict)? {
@@ -279,7 +279,7 @@ impl Transaction {
     }
 
     /// Decides that it is not committed, and takes rows back. If that fails, others will find no record and do the
-    /// same: nobody but [`Transaction::decide`] ever puts a committed one.
+    /// same: only [`Transaction::decide`] ever puts a committed one.
     fn abort(&self, targets: &[Target], groups: &[std::ops::Range<usize>]) {
         if let Ok(decision) = self.shared.coordinator.decide(&self.id, Wish::Abort, self.shared.now_ms())
             && !decision.committed
@@ -304,7 +304,7 @@ impl Transaction {
         }
     }
 
-    /// It is not committed, and nobody will try that again.
+    /// It is not committed, and no client will try that again.
     fn has_seen(&self, decision: Decision) {
         if decision.by_others {
             self.shared.coordinator.seen(&self.id, decision);

@@ -1,7 +1,8 @@
 //! The coordinator's table: one record per transaction that needed it, written once.
 //!
-//! A transaction is committed from the instant at which its record says so: the first record that is put stays, whoever
-//! puts it. So its client and those who want it out of the way may both try, and both learn what was decided.
+//! A transaction is committed from the instant at which its record says so: the first record that is put stays, no
+//! matter which client puts it. So its client and those who want it out of the way may both try, and both learn what
+//! was decided.
 //!
 //! | column | type | what it is |
 //! |---|---|---|

@@ -49,7 +49,7 @@ pub(crate) enum State {
     Committed = 3,
     /// Transaction: its own client knows that it is not committed.
     Aborted = 4,
-    /// Row: deleted. It stays for a while, so that a client which found nothing here before can tell that somebody came
+    /// Row: deleted. It stays for a while, so that a client which found nothing here before can tell that a row came
     /// and went.
     Gone = 5,
     /// Transaction: others took its client for dead. The record stays until that client has seen it.

@@ -3,10 +3,11 @@
 //!
 //! begin → get, scan, put, delete → commit: in one mutation where the storage is atomic over all of it; otherwise rows
 //! are prepared with their before-images, what was read is looked at again, one record of the coordinator decides, and
-//! rows go forward, by whoever comes first.
+//! rows go forward: the first client that comes to one moves it.
 //!
 //! Invariants:
-//! 1. A transaction is committed whole or not at all, wherever its client dies; whoever meets what it left settles it.
+//! 1. A transaction is committed whole or not at all, wherever its client dies; a client that meets what it left
+//!    settles it.
 //! 2. Serializable transactions are as if one came after another, in an order that agrees with time.
 //! 3. What a transaction did not read committed, it does not show.
 //!

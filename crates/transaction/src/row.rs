@@ -111,7 +111,7 @@ impl Row {
         let mut row = Self { state: now, image: image(now, &str::to_owned), before: None };
         if row.is_prepared() {
             if row.image.id.is_none() {
-                return Err(damaged("it is prepared by nobody".into()));
+                return Err(damaged("it is prepared, and names no transaction".into()));
             }
             row.before = state(&before(STATE))?.map(|state| image(state, &before));
         }

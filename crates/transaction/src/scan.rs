@@ -202,7 +202,7 @@ impl Transaction {
         })
     }
 
-    /// Whether a row is committed as it was read; under `strict`, nobody else may have it prepared either.
+    /// Whether a row is committed as it was read; under `strict`, no other transaction may have it prepared either.
     pub(crate) fn holds(&self, layout: &Layout, place: &Place, read: &Identity, strict: bool) -> Result<bool> {
         let now = match self.shared.fetch(layout, &place.key)? {
             Some(row) => self.committed(layout, &place.key, row, strict)?,

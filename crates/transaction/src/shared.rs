@@ -192,8 +192,8 @@ impl Shared {
     }
 
     /// Rows in the storage's order, until `visit` returns false; whether it never did. A row that is found by an index
-    /// may come twice: by its value and by that of its before-image, in this order: whoever prepares or settles it
-    /// between the two does not hide it.
+    /// may come twice: by its value and by that of its before-image, in this order: a client that prepares or settles
+    /// it between the two does not hide it.
     pub(crate) fn each_row(
         &self,
         layout: &Layout,

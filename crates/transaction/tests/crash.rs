@@ -19,9 +19,9 @@ enum Fault {
     DeadBefore,
     /// The same after it.
     DeadAfter,
-    /// It was not made, and the client is told that nobody knows.
+    /// It was not made, and the client is told that the outcome is unknown.
     Unmade,
-    /// It was made, and the client is told that nobody knows.
+    /// It was made, and the client is told that the outcome is unknown.
     Lost,
     /// It was refused.
     Refused,
@@ -148,7 +148,7 @@ fn check(
     if !dead && matches!(fault, Fault::Unmade | Fault::Lost) {
         assert!(!matches!(done, Err(Error::Unknown { .. })), "{place}: it could have found out: {done:?}");
     }
-    // Nothing is in the way of the next, and nobody is left to settle.
+    // Nothing is in the way of the next, and no transaction is left to settle.
     let mut txn = whole.begin();
     work(&mut txn, scan).unwrap();
     txn.commit().unwrap_or_else(|error| panic!("{place}: the next one: {error}"));
@@ -310,7 +310,7 @@ fn held_up(fresh: fn() -> Arc<dyn MapStorage>) {
 }
 
 /// Failure: a transaction looked at its age when its commit began, and never again: prepared for longer than traces of
-/// deleted rows stay, it committed on reads that nobody could have looked at any more.
+/// deleted rows stay, it committed on reads that could not be validated any more.
 #[test]
 fn a_transaction_that_became_too_old_while_it_was_prepared_is_refused() {
     let storage = memory();

@@ -109,7 +109,7 @@ impl World {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// A client with connections of its own, as soon as there is somebody to connect to. It dies at one call in 300.
+    /// A client with connections of its own, as soon as there is a server to connect to. It dies at one call in 300.
     fn live(&self, rng: &mut fastrand::Rng) -> Option<Life> {
         while !self.stopped() {
             let Ok(inner) = support::cassandra::connect(&self.place, TIMEOUT) else {

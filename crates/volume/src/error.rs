@@ -71,7 +71,7 @@ pub enum Error {
         /// The reason, and what would help.
         why: String,
     },
-    /// Somebody else holds the exclusive lock. Wait for its owner, or take over.
+    /// Another client holds the exclusive lock. Wait for its owner, or take over.
     #[error("image {image} is locked by {owner} (epoch {epoch})")]
     Locked {
         /// The image.

@@ -6,8 +6,9 @@
 //! Invariants:
 //! 1. No chunk is written before its checksum was checked; a missing, repeated or moved chunk fails it.
 //! 2. What comes from a stream never panics and allocates no more than [`CHUNK_BYTES_MAX`] at once.
-//! 3. An increment is applied only to an image that is what its first snapshot is, and nobody else writes it meanwhile.
-//! 4. What was imported in part is read by nobody.
+//! 3. An increment is applied only to an image that is what its first snapshot is, and no other client writes it
+//!    meanwhile.
+//! 4. No reader reads what was imported in part.
 //! Format: docs/format.md#exported-volumes
 
 use std::io::{ErrorKind, Read, Write};
@@ -380,7 +381,7 @@ impl Volumes {
         let (head, crc) = ExportHead::read(source)?;
         if let Some(from) = &head.from {
             let image = self.image(name)?;
-            // Nobody else writes between the look at what the image is and the end.
+            // No other client writes between the look at what the image is and the end.
             image.lock(IMPORT_OWNER)?;
             let done = image.import_increment(from, &head, source, crc, now_ms, progress);
             let unlocked = image.unlock();
@@ -467,8 +468,8 @@ impl Image {
             let (found, record) = self.find_snapshot(from)?;
             txn.push_guard(&format::header(self.inner.id), same_record(found, &record));
             id = found;
-            // From here on it is what a rollback that was not finished is: read by nobody, and made what it was by
-            // doing that.
+            // From here on it is what a rollback that was not finished is: no reader reads it, and finishing the
+            // rollback makes it what it was.
             state.rollback = id;
             state.size = state.size.max(export.size);
             Ok(())
@@ -502,7 +503,7 @@ impl Image {
             Err(error) => error,
         };
         // An answer may have been lost, or looking at what was done have failed: the mark tells. While this handle has
-        // the lock nobody else takes it away.
+        // the lock no other client takes it away.
         match header::load(self.store(), self.inner.id) {
             Ok(Some(state)) if state.rollback == id && id != 0 => {
                 // The import's own error is the one to tell; the rollback may be done again by hand.

@@ -1,11 +1,11 @@
 //! Headers: reads and changes the state of an image and the records of its snapshots.
 //!
 //! load → change in memory, with the operations that belong to it → one transaction, guarded by the generation → again
-//! if somebody was faster
+//! if another client was faster
 //!
 //! Invariants:
-//! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on
-//!    the state he knows.
+//! 1. Every change of a state raises its generation, in the same transaction. So a writer that guards the generation
+//!    acts on the state that it knows.
 //! 2. What a change returns, and what is read of a state, is durable, whatever the store's commit policy: no crash
 //!    takes back a lock or a snapshot under those who have seen it.
 
@@ -84,7 +84,7 @@ pub(crate) fn change(
             let state = load(store, image)?.filter(|state| !state.removing);
             let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
             let mut next = state.clone();
-            // Of a change whose answer is lost nobody could tell by the header whether it was this one that was
+            // If the answer to a change is lost, the header does not tell the client whether it was this one that was
             // applied.
             let mut txn = guarded(Transaction::new().once(), image, state.generation);
             change(&mut next, &mut txn)?;
@@ -95,7 +95,7 @@ pub(crate) fn change(
     )
 }
 
-/// What holds as long as nobody changed the record of a snapshot.
+/// What holds as long as no client changed the record of a snapshot.
 pub(crate) fn same_record(snap: u64, record: &SnapRecord) -> Condition {
     Condition::OmapEquals { key: format::snap_key(snap), value: record.encode() }
 }

@@ -8,7 +8,7 @@
 //! [`Durability::Durable`].
 //!
 //! Invariants:
-//! 1. Every write carries the generation of the image's header as guard: nobody writes by an outdated size, set of
+//! 1. Every write carries the generation of the image's header as guard: no client writes by an outdated size, set of
 //!    snapshots or lock.
 //! 2. Making a snapshot or a clone changes headers only. The first write of an object after it keeps the object for it,
 //!    in one transaction.

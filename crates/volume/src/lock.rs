@@ -32,13 +32,14 @@ impl Image {
     /// epoch.
     ///
     /// # Errors
-    /// [`Error::Locked`] if anybody has it, also under the same name; `Unsupported` where the backend is not atomic
+    /// [`Error::Locked`] if any handle has it, also under the same name; `Unsupported` where the backend is not atomic
     /// across objects and has no sessions; the store's.
     pub fn lock(&self, owner: &str) -> Result<u64> {
         self.take_lock(owner, false)
     }
 
-    /// Takes the lock, whoever has it: what he writes from now on is refused. Returns its epoch.
+    /// Takes the lock, even if another client has it: what that client writes from now on is refused. Returns its
+    /// epoch.
     ///
     /// # Errors
     /// As [`Image::lock`], but never [`Error::Locked`].
@@ -53,7 +54,7 @@ impl Image {
         let session = self.fences_by_session().then(|| self.store().session()).transpose()?;
         let mut taken = 0;
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
-            // Nobody discards without it where others lock.
+            // Without this no client discards where others lock.
             txn.gives_back = true;
             if !over && !state.lock_owner.is_empty() {
                 return Err(self.locked(state));
@@ -73,7 +74,7 @@ impl Image {
             *self.inner.session.write() = Some(Held { epoch: taken, session, outcomes: Arc::default() });
         }
         self.inner.held.store(taken, Ordering::Release);
-        // The lock is taken, whatever is seen of it: whoever finds a state older than it looks again.
+        // The lock is taken, whatever is seen of it: a handle that finds a state older than it looks again.
         let _ = self.changed(next);
         Ok(taken)
     }
@@ -172,7 +173,7 @@ impl Image {
     }
 
     /// Whether this handle may make, protect and remove snapshots by the lock in `state`: they leave the image as it
-    /// is, so anybody may, who has not lost a lock. The owner's next write fails its guard and sees them.
+    /// is, so any handle may that has not lost a lock. The owner's next write fails its guard and sees them.
     pub(crate) fn check_fence(&self, state: &State) -> Result<()> {
         if self.held() == 0 { Ok(()) } else { self.check_lock(state) }
     }

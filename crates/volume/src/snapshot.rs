@@ -7,7 +7,7 @@
 //! Invariants:
 //! 1. A clone for the snapshots above `from` up to `upper` stays as long as one of them is there.
 //! 2. A protected snapshot is not removed, one that has children stays protected.
-//! 3. While a rollback is not finished nobody writes; doing it again finishes it.
+//! 3. While a rollback is not finished no client writes; doing it again finishes it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -199,7 +199,7 @@ impl Image {
         }
         let why = format!(
             "a rollback of image {} is not finished, or an increment is being imported into it or was interrupted; if \
-             nobody does either, roll it back",
+             neither is going on, roll it back",
             self.inner.name
         );
         Err(Error::refused(why))
@@ -381,7 +381,7 @@ impl Image {
                 return Ok(false);
             }
         }
-        // Without the marks nobody would look for those clones again.
+        // Without the marks [`Volumes::work`](crate::Volumes::work) would not look for those clones again.
         self.flush().wait()?;
         let mut txn = Transaction::new();
         for (key, _) in removed {
@@ -392,8 +392,8 @@ impl Image {
     }
 
     /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Meanwhile
-    /// nobody reads or writes the image: they are refused. Interrupted, it is finished by doing it again; `progress`
-    /// returning false interrupts it. Returns whether it is finished.
+    /// reads and writes of the image are refused. Interrupted, it is finished by doing it again; `progress` returning
+    /// false interrupts it. Returns whether it is finished.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`]; [`Error::Refused`] if a rollback to another snapshot is not finished; [`Error::Locked`];
@@ -416,7 +416,7 @@ impl Image {
             retry.attempt(|| self.data())?;
             let live = self.live();
             if live.state.rollback != id {
-                // Somebody else who did it too has finished it, and what was written since is not ours to take back.
+                // Another client that did it too has finished it, and what was written since is not ours to take back.
                 return self.finish_shrinking(&mut |_, _| true);
             }
             match self.roll_back_all(&live, id, progress)? {

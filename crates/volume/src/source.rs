@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! 1. A snapshot's data never changes: it is in the object itself until that is written, and in its clone from then on.
-//!    Whoever reads the object looks afterwards whether it was written meanwhile, and then reads the clone.
+//!    A reader of the object looks afterwards whether it was written meanwhile, and then reads the clone.
 //! 2. An object that exists hides the parent's, even if it is empty.
 //! 3. What lies past the size of a point, or past the overlap with its parent, is never shown.
 

@@ -101,9 +101,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Makes an image that nobody else can open, and that is [finished](Image::finish) when all is in it. One that
-    /// never is can
-    /// be removed by its name.
+    /// Makes an image that no other client can open, and that is [finished](Image::finish) when all is in it. One that
+    /// never is can be removed by its name.
     ///
     /// # Errors
     /// Those of [`Volumes::create`].

@@ -64,7 +64,7 @@ pub(crate) enum Writer {
 
 /// How a data object is found.
 enum Found {
-    /// Nothing needs to be kept of it for anybody; so many bytes.
+    /// No snapshot needs anything of it; so many bytes.
     Current(u64),
     /// Its content belongs to snapshots too: its `seq` and bytes.
     Old(u64, u64),
@@ -260,7 +260,7 @@ impl Image {
                 self.build(&mut txn, &live, *number, act, look)?;
             }
             if txn.ops.is_empty() {
-                // That nothing is to be changed was seen in a state that may be gone, with the lock of whoever asks.
+                // That nothing is to be changed was seen in a state that may be gone, with this handle's lock.
                 if held != 0 && self.fences_by_session() && !refreshed {
                     refreshed = true;
                     self.refresh()?;
@@ -284,7 +284,7 @@ impl Image {
             match self.submit(txn, held) {
                 (Ok(_), barrier) => return Ok(barrier),
                 (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => self.refresh()?,
-                // The first look is owed to nobody else.
+                // The first look is no retry: no other writer need have caused it.
                 (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) if !look => {
                     look = true;
                     continue;
@@ -410,7 +410,7 @@ impl Image {
             txn.push_guard(&source.id, Condition::compare(SEQ, Compare::Less, source.while_before, true));
         }
         txn.push(&source.id, Change::CloneTo { to: to.clone() });
-        // What lies past the overlap, or past the snapshot's size, is nobody's.
+        // What lies past the overlap, or past the snapshot's size, belongs to no image.
         let size = self.store().size(&source.id).wait()?.unwrap_or(0);
         if size > source.visible {
             txn.push(to, Change::Truncate { size: source.visible });

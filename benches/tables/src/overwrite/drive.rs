@@ -277,7 +277,7 @@ impl<'a> Writer<'a> {
             std::thread::sleep(RETRY);
         }
         let nanoseconds = start.elapsed().as_nanos() as u64;
-        let mut latencies = progress.latencies[self.thread as usize].lock().expect("nobody panics while counting");
+        let mut latencies = progress.latencies[self.thread as usize].lock().expect("no thread panics while counting");
         latencies.saturating_record(nanoseconds.max(1));
         drop(latencies);
         progress.ops.fetch_add(1, Ordering::Relaxed);

@@ -167,7 +167,7 @@ impl Inner {
         }
     }
 
-    /// A number that nobody else gets.
+    /// A number that no other client gets.
     async fn number(&self) -> Result<i64> {
         for attempt in 0..ATTEMPTS_MAX {
             let last = self.one(OURS, "last").await?.map(|entry| entry.generation);
@@ -177,7 +177,7 @@ impl Inner {
             let swap = Swap { name: "last".into(), expected: last, to: Some((next, whose)) };
             match self.swap(OURS, vec![swap]).await {
                 Ok(true) => return Ok(next),
-                // A number that nobody uses does no harm.
+                // A number that no client uses does no harm.
                 Ok(false) | Err(Error::Unknown { .. }) => {
                     tokio::time::sleep(std::time::Duration::from_millis(u64::from(attempt.min(20)))).await
                 }
@@ -497,7 +497,7 @@ impl Inner {
         })
         .await?;
         match dropped {
-            // Nobody reads it any more; whoever writes by the old schema is refused, and reads the new one.
+            // No client reads it any more; a writer with the old schema is refused, and reads the new one.
             Some(cql) => self.link.define(&cql).await.map_err(failed),
             None => Ok(()),
         }

@@ -63,7 +63,7 @@ pub(crate) fn ask<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
 pub(crate) enum Fault {
     /// The statement makes no sense (any more), or is not allowed: nothing was done.
     Refused(String),
-    /// Nobody could do it: nothing was done.
+    /// No server could do it: nothing was done.
     Unavailable(String),
     /// It may have been done, or be done later.
     Unknown(String),

@@ -1,7 +1,8 @@
 //! Rows of one partition: read, looked at, and written as one lightweight transaction.
 //!
 //! keys → rows and the schema's generation, at once → conditions → statements that guard the versions read → applied
-//! → not applied (somebody was faster): read again · → unknown: read the version, which says whose write it is
+//! → not applied (another writer was faster): read again
+//! → unknown: read the version, which says whose write it is
 //!
 //! Invariants:
 //! 1. A call writes one version, drawn for it; a row that has it was written by that call, whatever the answer was.
@@ -20,9 +21,9 @@ use crate::cql::{Cell, Found, Stored};
 use crate::link::{Fault, Read};
 use crate::storage::{Inner, NAME};
 
-/// How often a list is tried again because somebody else was faster.
+/// How often a list is tried again because another writer was faster.
 const ATTEMPTS_MAX: u32 = 1_000;
-/// How often it is asked what became of a write, for about ten seconds in all if each time nobody answers at once.
+/// How often it is asked what became of a write, for about ten seconds in all if each attempt fails at once.
 const ASKED_MAX: u32 = 24;
 /// The longest pause before it is asked again.
 const ASK_PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -301,7 +302,7 @@ impl Inner {
                 return Ok(true);
             }
             if found != expected {
-                // Somebody wrote after us, or instead of us.
+                // Another client wrote after us, or instead of us.
                 return Err(Error::Unknown { cause });
             }
             if dead {

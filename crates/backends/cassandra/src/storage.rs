@@ -50,7 +50,7 @@ impl Inner {
         (self.clock)()
     }
 
-    /// A version that nobody else writes.
+    /// A version that no other call writes.
     pub fn version(&self) -> [u8; 16] {
         let mut version = [0; 16];
         version[..8].copy_from_slice(&self.handle);
@@ -201,7 +201,7 @@ impl MapStorage for Cassandra {
         if mutations.iter().any(|mutation| mutation.table != first.table) {
             return Err(Error::Unsupported { storage: NAME, what: "change rows of several tables at once" });
         }
-        // Without a schema that was seen nobody waits: versions are enough, locks only save attempts.
+        // Without a schema that was seen no writer waits: versions are enough, locks only save attempts.
         let seen = self.inner.tables.lock().get(&first.table).cloned();
         let partition =
             seen.and_then(|stored| parts::RowKey::of(&stored.table, &first.key).ok()).map(|key| key.partition);

@@ -27,7 +27,7 @@ const LOSE_ANSWER: u32 = 2;
 struct Line {
     next: Arc<AtomicU32>,
     broken: Arc<AtomicU64>,
-    /// While somebody has this, nobody is connected anew.
+    /// While the test holds this, no client is connected anew.
     open: Arc<Mutex<()>>,
 }
 
@@ -167,7 +167,7 @@ fn a_lone_writer_is_told_the_truth_over_a_line_that_breaks() {
                 assert_eq!(x(), was, "round {round}: told that nothing was done");
             }
             Err(Error::Unknown { .. }) => unknown += 1,
-            Err(error) => panic!("round {round}: {error}, though nobody else writes"),
+            Err(error) => panic!("round {round}: {error}, though no other client writes"),
         }
     }
     let broken = line.broken.load(Ordering::SeqCst);

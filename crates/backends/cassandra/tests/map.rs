@@ -203,7 +203,7 @@ fn reads_of_every_consistency_see_what_was_written() {
 
 #[test]
 fn a_cluster_that_is_away_is_an_error_that_names_it() {
-    // Nobody listens on a port that was just let go of.
+    // No server listens on a port that was just let go of.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let place: Place = format!("127.0.0.1:{port}/p").parse().unwrap();
     let options = Options { timeout: Duration::from_secs(2), ..Options::default() };

@@ -1,14 +1,15 @@
 //! The one way in: submitted transactions → a group → the journal → rows and files → answers.
 //!
-//! submit → queue → (whoever finds nobody leading leads) → guards and names against the table → rows, not committed yet
-//! → one journal record, one sync → files → rows committed → everybody in the group is answered → checkpoint if due
+//! submit → queue → (a writer that finds no leader leads) → guards and names against the table
+//! → rows, not committed yet → one journal record, one sync → files → rows committed
+//! → every writer of the group is answered → checkpoint if due
 //!
 //! A checkpoint is what the journal waits for: files are synced, then their folders, then the table; only then does the
 //! journal begin anew, and files that nothing uses go.
 //!
 //! Invariants:
-//! 1. Nothing is done to files, and no row is shown, before the journal record that says so is synced. So nobody, not
-//!    even the writer, is shown what a power cut could take back; *applied* and *durable* are one moment here.
+//! 1. Nothing is done to files, and no row is shown, before the journal record that says so is synced. So no client,
+//!    not even the writer, is shown what a power cut could take back; *applied* and *durable* are one moment here.
 //! 2. Every answer of a group, refusals too, waits for the group's sync: a guard may have failed on a row of it.
 //! 3. After the first failure nothing is written any more, and the failure is the answer to everything that writes.
 //!
@@ -165,7 +166,7 @@ impl Core {
         let outcome = match self.stopped() {
             Some(error) => Err(error),
             None => catch_unwind(AssertUnwindSafe(|| self.group(&mut leader, &mut group))).unwrap_or_else(|panic| {
-                // How far it came nobody knows.
+                // How far it came is not known.
                 self.torn.store(true, Ordering::SeqCst);
                 Err(self.stop(&Error::panicked("writing a group", &*panic)))
             }),
@@ -178,18 +179,18 @@ impl Core {
             }
         }
         for (slot, answer) in group {
-            // Nobody else answers it.
+            // No other thread answers it.
             let _ = slot.answer.set(answer);
         }
         {
-            // Under the lock, so that nobody goes to sleep between looking and being woken.
+            // Under the lock, so that no writer goes to sleep between looking and being woken.
             let _queue = self.queue.lock();
             self.answered.notify_all();
         }
         let due =
             leader.journal.len() >= self.options.checkpoint_bytes || self.data.read().dirty_files() >= DIRTY_FILES_MAX;
         if due && self.stopped().is_none() {
-            // Whoever writes next is told.
+            // The next writer is told.
             let _ = self.checkpoint(&mut leader);
         }
     }
@@ -316,7 +317,7 @@ impl Core {
         }
     }
 
-    /// A last checkpoint, once nobody is writing.
+    /// A last checkpoint, once no writer is writing.
     ///
     /// # Errors
     /// The failure that stopped the store, if one has.

@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! 1. What was acknowledged survives power loss; after any crash the state is that after a prefix of commit order.
-//! 2. Nothing is applied before its journal record is durable: nobody is ever shown what a crash could take back.
+//! 2. Nothing is applied before its journal record is durable: no reader is ever shown what a crash could take back.
 //! 3. After a failed write or sync nothing is written any more, and every writer is told the first cause.
 //!
 //! Why so, and what it costs: docs/decisions/0006-file-backend.md. Format: docs/format.md#the-file-backend

@@ -81,7 +81,7 @@ impl FileStore {
         let mut store = Self::open_on(Arc::new(FolderFiles::new(path, Arc::clone(&syncs))), path, options)?;
         store.syncs = syncs;
         if store.made {
-            // The folder's own name, whoever made it.
+            // The folder's own name, even if another process made it.
             sync_folder(&parent(path)).map_err(|source| io("syncing the folder above", source))?;
         }
         Ok(store)

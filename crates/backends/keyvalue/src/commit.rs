@@ -7,8 +7,8 @@
 //! thread; they go with the next that does, at the latest after [`Options::applied_flush`](crate::Options), or when
 //! they are many.
 //!
-//! Every group is synced. To leave out the sync of groups that nobody waits for would save little, and LevelDB does not
-//! sync a log that it has filled before it goes on to the next: a later sync would not cover them.
+//! Every group is synced. To leave out the sync of groups that no caller waits for would save little, and LevelDB does
+//! not sync a log that it has filled before it goes on to the next: a later sync would not cover them.
 //!
 //! Invariants:
 //! 1. Groups are written in commit order by one thread, so what a crash leaves is a prefix.
@@ -31,7 +31,7 @@ use crate::records::encode_meta;
 
 /// Bytes of changes that may wait for the commit thread (64 MiB, and one transaction more).
 pub const QUEUE_BYTES_MAX: usize = 64 << 20;
-/// Bytes of applied changes that wake the commit thread though nobody waits for them.
+/// Bytes of applied changes that wake the commit thread though no caller waits for them.
 const LAZY_BYTES_MAX: usize = 4 << 20;
 
 /// Applied transactions on their way.
@@ -41,7 +41,7 @@ struct Queue {
     bytes: usize,
     /// The last transaction that was given a place.
     seq: u64,
-    /// Somebody needs the group now.
+    /// A caller needs the group now.
     urgent: bool,
     /// Since when something waits.
     since: Option<Instant>,
@@ -75,7 +75,7 @@ pub struct Figures {
 /// The queue and the thread's side of it.
 pub struct Commit {
     state: Arc<State>,
-    /// Nobody has asked for the group that is open: a waiter has to. Always changed under the queue's lock.
+    /// No caller has asked for the group that is open: a waiter has to. Always changed under the queue's lock.
     calm: Arc<AtomicBool>,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -135,7 +135,7 @@ impl Commit {
         }
     }
 
-    /// Somebody waits for what is applied.
+    /// A caller waits for what is applied.
     fn hurry(&self) {
         let mut queue = self.queue.lock();
         if !queue.urgent && !queue.waiting.is_empty() {

@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. Nothing outside the draft changes before it is published; a draft that is dropped takes its files away.
-//! 2. Whoever makes one holds the locks of the objects that it looks at, so what it saw holds until it is published.
+//! 2. The thread that makes one holds the locks of the objects that it looks at, so what it saw holds until it is
+//!    published.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

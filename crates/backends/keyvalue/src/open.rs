@@ -93,7 +93,7 @@ pub struct Options {
     pub strip: Option<StripLen>,
     /// Memory for blocks that were read, in bytes. 256 MiB by default.
     pub cache_bytes: usize,
-    /// Longest time that an applied transaction that nobody waits for stays unwritten. 1 s by default.
+    /// Longest time that an applied transaction that no caller waits for stays unwritten. 1 s by default.
     pub applied_flush: Duration,
     /// newstore: writes of at least so many bytes go to a file of their own. 64 KiB by default.
     pub large_bytes: usize,
@@ -256,7 +256,7 @@ fn claim(kind: Kind, path: &Path, options: &Options) -> Result<(File, StripLen)>
         file.sync_all()?;
         fs::rename(&new, &kind_path)?;
         sync_folder(path)?;
-        // The folder's own name, whoever made it.
+        // The folder's own name, even if another process made it.
         sync_folder(&parent(path))
     })();
     written.map_err(at(&kind_path))?;

@@ -1,6 +1,6 @@
 //! What was applied and is not yet in the ordered store: readable by all, and each value says whose sync it waits for.
 //!
-//! submit → publish (under the queue's lock, in commit order) → read by everybody → retired when its group is durable
+//! submit → publish (under the queue's lock, in commit order) → read by all → retired when its group is durable
 //!
 //! Invariants:
 //! 1. Overlay over store is the state after the last published transaction, at every moment at which the overlay's lock

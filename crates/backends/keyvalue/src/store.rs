@@ -165,7 +165,7 @@ impl Open {
     fn let_go(self) {
         let Self { state, commit, lock, .. } = self;
         drop(commit);
-        // Whoever waits for durability may be about to wake the commit thread, and holds it for that moment.
+        // A caller that waits for durability may be about to wake the commit thread, and holds it for that moment.
         while Arc::strong_count(&state) > 1 {
             std::thread::sleep(Duration::from_micros(100));
         }

@@ -3,8 +3,8 @@
 //! commit → wake → dead spaces, one after another → their keys, in pieces → the commit queue → the record of the dead
 //! space goes
 //!
-//! Nobody scans a dead space, so what the engine keeps in place of removed keys is in nobody's way; an engine that
-//! removes only key by key is told to compact the numbers between which much was removed.
+//! No reader scans a dead space, so what the engine keeps in place of removed keys is in no reader's way; an engine
+//! that removes only key by key is told to compact the numbers between which much was removed.
 //!
 //! Invariants:
 //! 1. A dead space's record goes with its last keys or after them, so a crash leaves work, not litter.
@@ -169,7 +169,7 @@ impl Sweeper {
 fn hand_in(commit: &Commit, outcome: &mut Outcome, keys_min: usize) -> Result<()> {
     if outcome.changed.len() >= keys_min {
         commit.wait_for_room()?;
-        // It removes what nobody reads.
+        // It removes what no reader reads.
         commit.publish(std::mem::take(outcome), false, 0)?;
     }
     Ok(())

@@ -217,7 +217,7 @@ fn a_change_reads_again_when_another_was_faster() {
     assert_eq!(store.omap_get(&counter, b"n").wait().unwrap(), Some(number(100)));
 }
 
-/// A store that is restarted whenever somebody asks which life it is in.
+/// A store that is restarted whenever a caller asks which life it is in.
 struct Restarting {
     behind: MemoryStore,
     lives: AtomicU64,
@@ -253,7 +253,7 @@ fn what_may_have_come_back_in_a_restart_is_not_taken_for_gone() {
     ObjectStore::submit(&store, Transaction::new().change(&object("d/1/0"), Change::Touch)).wait().unwrap();
     let all = || objects(&store, &HOME.into(), b"d/1/", None);
     assert!(!remove_objects(&store, all(), &mut |_| true).unwrap());
-    // Nor is what somebody else found gone: who removed it may not have had it synced before the restart.
+    // Nor is what is found gone already: the client that removed it may not have had it synced before the restart.
     assert!(!remove_objects(&store, all(), &mut |_| true).unwrap());
     let settled = store.behind;
     assert!(remove_objects(&settled, objects(&settled, &HOME.into(), b"d/1/", None), &mut |_| true).unwrap());

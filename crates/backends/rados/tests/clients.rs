@@ -270,7 +270,7 @@ fn submits_that_are_not_waited_for_are_done_in_their_order_and_a_sync_waits_for_
             .map(|n| store.submit(Transaction::new().change(&of, Change::number(b"n", n)).change(&of, slot(n, "v"))))
             .collect();
         store.sync().wait().unwrap();
-        // Another client sees the last of them before anybody has waited for one.
+        // Another client sees the last of them before the writer has waited for one.
         assert_eq!(other.xattr(&of, b"n").wait().unwrap().as_deref(), Some(&199u64.to_le_bytes()[..]));
         let seqs: Vec<_> = begun.into_iter().map(|done| done.wait().unwrap()).collect();
         assert_eq!(seqs.iter().collect::<BTreeSet<_>>().len(), 200);

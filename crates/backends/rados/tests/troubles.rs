@@ -1,4 +1,4 @@
-//! What goes wrong with a cluster: it is full, an OSD is lost for good, a client is shut out, nobody answers.
+//! What goes wrong with a cluster: it is full, an OSD is lost for good, a client is shut out, no monitor answers.
 //!
 //! CEPH_CONF names the configuration of a cluster of three OSDs, of which one may be killed: ESKER_CEPH_OSDS=3
 //! scripts/ceph. What is done to it is of all who use it, so these tests run one after the other.
@@ -226,12 +226,12 @@ fn where_nobody_answers_opening_ends_within_its_time() {
     let _one = one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ceph.conf");
-    // A port that nobody listens on.
+    // A port that no monitor listens on.
     let text = "[global]\nmon_host = [v2:127.0.0.1:1/0]\nauth_client_required = none\nauth_cluster_required = none\n";
     std::fs::write(&file, text).unwrap();
     let options = Options { conf: Some(file), timeout: Duration::from_secs(2), ..Options::default() };
     let began = Instant::now();
-    let Err(OpenError::Connect(error)) = RadosStore::connect("bench/n", &options) else { panic!("nobody is there") };
+    let Err(OpenError::Connect(error)) = RadosStore::connect("bench/n", &options) else { panic!("it connected") };
     assert!(began.elapsed() < Duration::from_secs(20), "{error}");
     let missing = Options { conf: Some(folder.path().join("nosuch")), ..options };
     let Err(OpenError::Connect(error)) = RadosStore::connect("bench/n", &missing) else { panic!("no such file") };

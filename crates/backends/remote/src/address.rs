@@ -41,7 +41,7 @@ impl Default for Options {
 
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token is nobody's business.
+        // The token must not appear in logs.
         f.debug_struct("Options").field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn error(what: &str, status: &Status) -> Error {
 /// What a failed submit means.
 pub(crate) fn submit_error(status: &Status) -> Error {
     decode_status(status).unwrap_or_else(|| match status.code() {
-        // Refused before anybody looked at what was asked.
+        // The server refused before it looked at what was asked.
         Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented => error("submit", status),
         _ => Error::Unknown { cause: format!("submit at the server: {}", text(status)) },
     })

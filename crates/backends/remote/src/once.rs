@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! 1. A lane has one operation at a time, and its numbers rise: one that is late on its way is refused once the next
-//!    was applied. So a lane is used again even if nobody knows what became of its last operation.
+//!    was applied. So a lane is used again even if the client does not know what became of its last operation.
 //! 2. Lanes are made before they are used: where one is missing, its object was removed, and nothing of this client is
 //!    applied by it.
 //! 3. Names of clients' objects rise and are never used again; only the newest [`CLIENTS_MAX`] are kept.
@@ -94,7 +94,7 @@ impl Operations {
                     }
                     return outcome;
                 }
-                // Its object was removed before anything of this transaction was applied; or nobody can tell.
+                // Its object was removed before anything of this transaction was applied; or the client cannot tell.
                 Done::NoLane(lost) => {
                     self.own.lock().forget(&lane.object);
                     if let Some(error) = lost {

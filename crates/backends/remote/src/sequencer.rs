@@ -51,7 +51,7 @@ impl Connect for Sequencers {
         let failed = |why: String| Error::NoSequencer { log: String::new(), why: format!("{address}: {why}") };
         let place: Place = address.parse().map_err(|error: crate::Error| failed(error.to_string()))?;
         let channel = channel(&place, &self.options).map_err(|error| match error {
-            // It does not mean that nobody answers there.
+            // It does not mean that no sequencer answers there.
             crate::Error::Option { what, why } => Error::Invalid { what, why: format!("{address}: {why}") },
             error => failed(error.to_string()),
         })?;
@@ -122,8 +122,8 @@ impl Sequencer for Remote {
     }
 }
 
-/// Sends what is asked and hands out the answers, until the connection is lost or nobody asks any more. Those who wait
-/// then are told by the end of their channel.
+/// Sends what is asked and hands out the answers, until the connection is lost or no caller asks any more. Callers that
+/// wait then are told by the end of their channel.
 async fn exchange(mut client: SequencerClient<Tokened>, mut asked: mpsc::Receiver<Ask>) {
     let (messages, outgoing) = mpsc::channel(UNDER_WAY_MAX);
     let mut under_way: VecDeque<Vec<SyncSender<proto::Given>>> = VecDeque::new();

@@ -57,7 +57,7 @@ fn many_writers_share_a_sequencer_and_do_not_depose_it() {
         .collect();
     let positions: BTreeSet<u64> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
     assert_eq!(positions.into_iter().collect::<Vec<_>>(), (0..800).collect::<Vec<_>>());
-    assert_eq!(log.refresh().unwrap().epoch, epoch, "somebody took over");
+    assert_eq!(log.refresh().unwrap().epoch, epoch, "another writer took over");
     let asking = writer(&store, 999);
     assert_eq!(asking.tail().unwrap().position, 800);
     assert_eq!(asking.append_at(800, &["at the tail".into()]).unwrap().wait().unwrap(), 800);

@@ -1,4 +1,4 @@
-//! Verifying: whether the backups of a folder can be restored, told before somebody needs one.
+//! Verifying: whether the backups of a folder can be restored, told before an operator needs one.
 //!
 //! manifests → their files, each read once → what does not hold, and the backups that need it
 //!

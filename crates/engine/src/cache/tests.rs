@@ -319,7 +319,7 @@ fn arc_finds_what_the_paper_s_finds() {
     }
 }
 
-/// LRU as anybody would write it.
+/// LRU in its plainest form: a list.
 #[test]
 fn lru_finds_what_a_list_finds() {
     for seed in 0..20 {

@@ -129,7 +129,7 @@ impl Log {
         ready.map(|ready| ready.segment)
     }
 
-    /// Whether somebody waits for the next segment, or for the end.
+    /// Whether a writer waits for the next segment, or [`Log::stop`] for the end.
     fn is_awaited(&self) -> bool {
         let state = self.state.lock();
         state.starved || state.stopping

@@ -97,7 +97,7 @@ impl Log {
         given
     }
 
-    /// For a log that takes no more nobody is to wait.
+    /// No writer is to wait for a log that takes no more.
     #[cold]
     fn busy(&self) -> Refused {
         if self.has_stopped() { self.ended() } else { Refused::Busy }
@@ -325,6 +325,6 @@ pub(super) mod tests {
         }
         assert_eq!(log.credit.load(Ordering::Relaxed), 60 << 10);
         let small = log.reserve(1 << 10, 0, 0, Class::Write);
-        assert!(small.is_ok(), "what was never used keeps nobody out");
+        assert!(small.is_ok(), "credit that was never used keeps no writer out");
     }
 }

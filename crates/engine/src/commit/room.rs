@@ -45,7 +45,7 @@ fn giving_back_leaves([writes, deletes]: [u64; 2]) -> u64 {
 
 impl Log {
     /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough, and
-    /// nobody else's turn.
+    /// no other writer's turn.
     pub(super) fn spend(&self, len: u64) -> bool {
         let waited = WAITED.take();
         if self.is_behind(waited) {
@@ -72,7 +72,7 @@ impl Log {
         WAITED.set(waited);
         let come = |expected: u64| expected.checked_sub(1);
         if waited && self.expected.fetch_update(Ordering::Relaxed, Ordering::Relaxed, come) == Ok(1) {
-            // Nobody else is to be waited for.
+            // It was the last one to be waited for.
             let _state = self.state.lock();
             self.room.notify_all();
         }
@@ -141,7 +141,7 @@ impl Log {
         }
     }
 
-    /// There are free segments again where there were none: whoever was refused or waits may go on.
+    /// There are free segments again where there were none: writers that were refused or wait may go on.
     pub fn has_grown(&self) {
         self.state.lock().full = false;
         self.wanted_segment.notify_all();
@@ -217,12 +217,12 @@ impl Log {
         self.looked.load(Ordering::Acquire) >= asked
     }
 
-    /// How often somebody has asked for another look.
+    /// How often a caller has asked for another look.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// The cleaner has looked, for everybody who had asked before it began.
+    /// The cleaner has looked, for all callers that had asked before it began.
     pub fn has_looked(&self, asked: u64) {
         if self.looked.fetch_max(asked, Ordering::AcqRel) < asked {
             let _state = self.state.lock();
@@ -230,7 +230,7 @@ impl Log {
         }
     }
 
-    /// Writes out what is pending, for the cleaner, which waits for nobody else.
+    /// Writes out what is pending, for the cleaner, which waits for no other thread.
     ///
     /// # Errors
     /// [`Error::Stopped`] with the first cause.
@@ -350,7 +350,7 @@ impl Log {
     fn wait_until_there_is_room(&self) -> Result<()> {
         let mut state = self.state.lock();
         let queues = self.is_paced();
-        // Whoever finds others in the queue lets them go first.
+        // A writer that finds others in the queue lets them go first.
         let mut behind = queues && self.queued.fetch_add(1, Ordering::Relaxed) > 0;
         let outcome = loop {
             if state.stopping {

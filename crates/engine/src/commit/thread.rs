@@ -54,7 +54,7 @@ impl Log {
         }
     }
 
-    /// The log takes no records any more, and nobody is to wait for it.
+    /// The log takes no records any more, and no writer is to wait for it.
     pub fn has_stopped(&self) -> bool {
         self.state.lock().stopping
     }
@@ -107,7 +107,8 @@ impl Log {
         if stopping {
             return Step::Stop;
         }
-        // The end of gathering comes before the look at who waits: whoever was not nudged until then is seen here.
+        // The end of gathering comes before the look at who waits: a waiter that did not nudge this thread until then
+        // is seen here.
         let gathering = self.gathering();
         let waited_for = self.is_waited_for();
         let policy = self.policy();
@@ -133,7 +134,7 @@ impl Log {
         } else {
             *first_waiter = None;
         }
-        // What nobody waits for is made durable after so long.
+        // What no caller waits for is made durable after so long.
         let limit = match policy {
             CommitPolicy::Periodic { interval } => interval,
             CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
@@ -145,7 +146,7 @@ impl Log {
             }
             sleep = sleep.min(limit - age);
         } else if !waited_for {
-            // Nothing unsynced: the next record that nobody waits for starts a flush time that must not be overslept.
+            // Nothing unsynced: the next record without a waiter starts a flush time that must not be overslept.
             sleep = sleep.min(limit.max(IDLE_MIN));
         }
         if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
@@ -155,8 +156,8 @@ impl Log {
     }
 
     /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread
-    /// sleeps: then there is nobody to be grouped with, and two changes of threads cost as much as a fast device's
-    /// sync. Whether it did.
+    /// sleeps: then there is no other writer to be grouped with, and two changes of threads cost as much as a fast
+    /// device's sync. Whether it did.
     pub fn commit_alone(&self) -> bool {
         let at_once = self.at_once.load(Ordering::Relaxed) && self.gather_to.load(Ordering::SeqCst) == 0;
         let clients = self.mark().arrivals().wrapping_sub(self.arrived.load(Ordering::Relaxed));
@@ -171,7 +172,7 @@ impl Log {
         true
     }
 
-    /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
+    /// Wakes the commit thread for a caller that waits for the mark, unless it gathers and more are to come.
     pub fn nudge_for_waiter(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
         let to = self.gather_to.load(Ordering::SeqCst);

@@ -75,7 +75,7 @@ impl Log {
             op_count: 0,
             flags: RECORD_FLAG_GROUP_END,
         };
-        // SAFETY: beyond `tail`, which is guarded by the lock that the state comes from: given to nobody yet.
+        // SAFETY: beyond `tail`, which is guarded by the lock that the state comes from: not given to any writer yet.
         let bytes = unsafe { state.buffer.range_mut(start as usize, RECORD_HEADER_BYTES) };
         header.encode(bytes, self.shape.seed, device_offset);
         state.tail += RECORD_HEADER_BYTES as u64;
@@ -100,7 +100,7 @@ impl Log {
         let block = self.shape.block_bytes;
         self.end_group(state);
         let end = round_up(state.tail, block);
-        // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
+        // SAFETY: nothing beyond `tail` has been given to a writer, and the lock that guards `tail` is held.
         unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
         if end > state.start {
             let sealed = self.open_piece(state, end, true);
@@ -118,7 +118,7 @@ impl Log {
             previous_generation: state.generation,
             stream: Stream::Log,
         };
-        // SAFETY: the buffer is fresh: nobody else reads or writes it yet.
+        // SAFETY: the buffer is fresh: no other thread reads or writes it yet.
         let block_bytes = unsafe { buffer.range_mut(0, block as usize) };
         block_bytes.fill(0);
         header.encode(block_bytes);
@@ -250,7 +250,7 @@ impl Log {
             self.end_group(&mut state);
         }
         let end = round_up(state.tail, block);
-        // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
+        // SAFETY: nothing beyond `tail` has been given to a writer, and the lock that guards `tail` is held.
         unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
         state.tail = end;
         let mut pieces: Vec<Piece> = state.sealed.drain(..).collect();

@@ -322,7 +322,7 @@ impl Head {
         };
         (head.shares, head.shifted) = match cursor.u8()? {
             0 => (false, false),
-            // Before version 4 nobody noted whether offsets were kept.
+            // Before version 4 checkpoints did not note whether offsets were kept.
             1 => (true, true),
             3 => (true, false),
             _ => return None,

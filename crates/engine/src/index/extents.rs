@@ -8,7 +8,7 @@
 //! 1. Extents do not overlap and are not empty.
 //! 2. Every byte that leaves the map is reported once: with the place it had, in pieces.
 //! 3. No extent reaches past `u64::MAX`.
-//! 4. Whoever changes extents has seen to it that no page it needs is cold ([`Extents::missing_for`]).
+//! 4. A writer that changes extents has seen to it that no page it needs is cold ([`Extents::missing_for`]).
 
 use std::ops::{Bound, Range};
 

@@ -1,8 +1,8 @@
 //! The index: key → place in the log, made of pages that know whether they changed.
 //!
 //! A page that the last checkpoint has can leave memory: its place is kept instead, it is *cold*. Looking something up
-//! answers [`Missing`] when that needs a cold page; whoever changes something sees to it first that no page it needs
-//! is cold. Reading pages from the device is nobody's business here.
+//! answers [`Missing`] when that needs a cold page; a writer that changes something sees to it first that no page it
+//! needs is cold. The index itself reads no pages from the device: its callers do.
 //!
 //! Invariants:
 //! 1. The index holds no payload; everything in it can be rebuilt from the log.

@@ -17,7 +17,7 @@
 //! 3. A dense page has at least `SPARSE_MIN` slots, a sparse one at most `SPARSE_MAX`.
 //! 4. Every page that changed since [`Slots::clear_dirty`] is dirty, or stands in `emptied` when it is gone and had
 //!    slots then; a page that came and went in between is not remembered.
-//! 5. Whoever changes slots has seen to it that their pages are not cold ([`Slots::missing_at`]).
+//! 5. A writer that changes slots has seen to it that their pages are not cold ([`Slots::missing_at`]).
 //! 6. `page_bytes`, `stored_bytes` and `widths` are what the pages add up to after every call: the budget is charged
 //!    with that.
 //! 7. All pages of `low` before `low_first` are empty: what is trimmed at the start costs no search.
@@ -213,7 +213,7 @@ impl Slots {
         while let Some(number) = next.filter(|_| found.len() < max) {
             match self.page(number).and_then(Page::cold) {
                 Some(loc) => found.push(missing(number, loc)),
-                // What follows is in memory: whoever scans comes back when it is not.
+                // What follows is in memory: the scan comes back when it is not.
                 None => break,
             }
             next = self.page_from(number + 1);

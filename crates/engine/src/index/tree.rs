@@ -17,8 +17,8 @@
 //!    not above any key to their right.
 //! 3. A page above `PAGE_BYTES` has few entries (long keys): at most `LEAF_KEYS_MIN` or `INNER_KEYS_MIN`.
 //! 4. Every leaf whose entries changed since [`Tree::clear_dirty`], freed ones included, is dirty.
-//! 5. A leaf may be cold, not in memory; inner pages never are. Whoever changes something has seen to it that no leaf
-//!    it needs is ([`Tree::missing_at`], [`Tree::missing_between`]).
+//! 5. A leaf may be cold, not in memory; inner pages never are. A writer that changes something has seen to it that no
+//!    leaf it needs is ([`Tree::missing_at`], [`Tree::missing_between`]).
 
 mod balance;
 mod node;

@@ -45,7 +45,7 @@ impl Keeper {
     }
 
     /// Bytes of index pages above which calls wait. Where none could leave after a checkpoint beside which nothing was
-    /// written, it is so much more: for what does not leave nobody waits again and again.
+    /// written, it is so much more: callers do not wait again and again for what does not leave.
     pub(super) fn index_bytes_wait(&self) -> u64 {
         let part = (self.index_bytes / 4).saturating_add(OVER_BYTES);
         self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)

@@ -1,6 +1,6 @@
 //! Freeing: segments that nothing points to any more are used again.
 //!
-//! Invariant: what emptied a segment is durable, and nobody reads it, before it is free.
+//! Invariant: what emptied a segment is durable, and no reader reads it, before it is free.
 
 use std::sync::atomic::Ordering;
 

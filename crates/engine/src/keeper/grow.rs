@@ -4,8 +4,8 @@
 //! writers
 //!
 //! Invariants:
-//! 1. A superblock that tells the new length is durable before anything is written to the new segments: whoever opens
-//!    the store later looks there.
+//! 1. A superblock that tells the new length is durable before anything is written to the new segments: a later opening
+//!    of the store looks there.
 //! 2. What stood behind the old end is never taken for a part of the log.
 
 use esker_device::Device;

@@ -85,7 +85,7 @@ impl Moving {
         flying
     }
 
-    /// The batches that are given from now on are moved by whoever gives them.
+    /// The caller that gives a batch from now on moves it itself.
     pub fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();

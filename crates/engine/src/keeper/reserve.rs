@@ -47,7 +47,8 @@ impl Keeper {
         let reserve = self.reserve();
         self.parts.segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
         let log = &self.parts.log;
-        // Until the first look nobody knows what could be cleaned: what each opening let in would be too much some day.
+        // Until the first look the cleaner does not know what could be cleaned: what each opening let in would be too
+        // much some day.
         let short = log.gate() == Gate::Open && log.segments_left() <= reserve[0];
         log.set_gate(if short { Gate::Wait } else { log.gate() }, reserve[0], reserve);
     }
@@ -162,7 +163,7 @@ impl Keeper {
         // Where it had some the last time, it is asked for more before writers come to the end of them.
         let asking = &mut work.asking;
         let goes_on = asking.more > 0 && segments.free_segments() < self.low(self.reserve());
-        // A file system that is asked may have to look long: if nobody was refused, it is left alone for longer.
+        // A file system that is asked may have to look long: if no writer was refused, it is left alone for longer.
         let asked = self.parts.log.asked();
         let pause = if asked == asking.asked { QUIET } else { IDLE };
         // The blocks that the store has given back are no sign that others have given back any: while it is at ease

@@ -49,7 +49,7 @@ impl Keeper {
         self.checkpoint_while(&mut || ())
     }
 
-    /// The same; `during` is called after each piece that is written, as if by somebody who changes the store
+    /// The same; `during` is called after each piece that is written, as if by a writer that changes the store
     /// meanwhile.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Keeper {
         })
     }
 
-    /// The same for somebody who copies the segments, however full the store is: also tells up to where the
+    /// The same for a backup, which copies the segments, however full the store is: also tells up to where the
     /// checkpoint's pieces stand in them.
     ///
     /// # Errors

@@ -240,7 +240,7 @@ fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, r
             return wrong(segment, format!("the checkpoint has it with generation {generation}, of {count} segments"));
         }
         let placed = segments.generation(segment);
-        // Before version 4 only log was told, and nobody looked.
+        // Before version 4 only log was told, and an opening did not look.
         if whole && placed < generation {
             place_damaged(segments, segment, generation, cold);
             chain.generation_max = chain.generation_max.max(generation);

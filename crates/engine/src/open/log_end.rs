@@ -238,7 +238,7 @@ impl Engine {
             flags: RECORD_FLAG_GROUP_END,
         };
         let offset = log_end.segment * self.segments.segment_bytes + log_end.tail;
-        // SAFETY: the log is not running yet: nobody else writes this buffer, and nothing in the index points here.
+        // SAFETY: the log is not running yet: no other thread writes this buffer, and nothing in the index points here.
         let bytes = unsafe { log_end.buffer.range_mut(log_end.tail as usize, block as usize) };
         bytes.fill(0);
         header.encode(bytes, self.seed, offset);

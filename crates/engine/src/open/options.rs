@@ -28,7 +28,7 @@ pub struct Options {
     pub index_bytes: u64,
     /// Open without writing a byte; `submit` answers [`Error::ReadOnly`](esker_store::Error::ReadOnly). Off by default.
     pub read_only: bool,
-    /// Longest time that a write which nobody waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by
+    /// Longest time that a write which no caller waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by
     /// default.
     pub async_flush: Duration,
     /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
@@ -50,7 +50,7 @@ pub struct Options {
     /// opening after a crash takes about that. 3 s by default; a shorter time writes more. Zero: only the log's length
     /// counts.
     pub recovery_time: Duration,
-    /// Is told how far opening has come, from several threads. Nobody by default.
+    /// Is told how far opening has come, from several threads. None by default.
     pub progress: Option<Progress>,
     /// Run a commit thread (default). Without one, a waiting writer commits: for deterministic simulation.
     pub commit_thread: bool,

@@ -31,7 +31,7 @@ impl Engine {
         {
             // The head of a torn record may stand in the block of the last whole one.
             let start = tail - block;
-            // SAFETY: the log is not running yet: nobody else writes this buffer, and nothing points behind its end.
+            // SAFETY: the log is not running yet: no other thread writes this buffer, and nothing points past its end.
             let bytes = unsafe { buffer.range_mut(start as usize, block as usize) };
             bytes[(end.offset - start) as usize..].fill(0);
             self.device.write(base + start, bytes).map_err(failed)?;

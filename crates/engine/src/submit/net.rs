@@ -45,7 +45,7 @@ pub(super) fn gives_back(
     plan.iter().any(|op| states.get(op.target).is_some_and(|state| going.by(op, state).unwrap_or(false)))
 }
 
-/// Whether the plan makes the index grow by what nobody knows here: a clone, but for the only one of a source that is
+/// Whether the plan makes the index grow by what is not known here: a clone, but for the only one of a source that is
 /// emptied in the same plan.
 pub(super) fn copies(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
     let emptied = |target: usize| {

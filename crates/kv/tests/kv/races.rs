@@ -245,7 +245,7 @@ fn a_put_waits_for_a_dependent_write_of_its_key() {
                 let (out, inside) = mpsc::channel();
                 let putter = thread::spawn(move || {
                     ns.put(&key, bytes("put")).wait().unwrap();
-                    // Nobody listens any more if the put had to wait, as it should.
+                    // The test listens no more if the put had to wait, as it should.
                     let _ = out.send(());
                 });
                 assert!(inside.recv_timeout(Duration::from_millis(50)).is_err(), "the put went in between");

@@ -21,7 +21,7 @@ pub struct Slow {
     pub after_get: Mutex<Option<Meanwhile>>,
 }
 
-/// What happens behind the back of whoever reads.
+/// What happens behind the reader's back.
 pub type Meanwhile = Box<dyn FnOnce(&MemoryStore) + Send>;
 
 impl Slow {

@@ -86,7 +86,7 @@ fn trim_to(log: &Log, position: u64) {
     log.trim_to(position).unwrap();
 }
 
-/// Checks a log while somebody acts before read `at` of the check; whether there was such a read.
+/// Checks a log while another client acts before read `at` of the check; whether there was such a read.
 fn checked_while(layout: Layout, at: u32, act: fn(&Log), name: &str) -> bool {
     let store: Arc<dyn ObjectStore> = Arc::new(esker_memory::MemoryStore::new());
     let (_log, other) = fill(&store, layout);

@@ -16,7 +16,7 @@ fn found(log: &Log, position: u64) -> Found {
     log.read(position).unwrap().wait().unwrap()
 }
 
-// Failure: entries below what was trimmed were read for as long as anybody followed the log. Cause: what is kept for
+// Failure: entries below what was trimmed were read for as long as a client followed the log. Cause: what is kept for
 // followers was answered from before the view was looked at. Fix: it is let go before the trim is answered.
 #[test]
 fn no_read_gives_what_is_trimmed_though_it_is_kept_for_followers() {
@@ -61,7 +61,7 @@ fn no_crash_takes_a_tail_back_that_was_told() {
         let policy = CommitPolicy::Group { window: Duration::from_millis(20) };
         let engine: Arc<dyn ObjectStore> = Arc::new(engine_with(&device, policy));
         let log = log(&engine, layout).1;
-        // Under way: applied, and nobody waits for them.
+        // Under way: applied, and no caller waits for them.
         let under_way: Vec<_> = (0..9u8).map(|number| log.append(vec![number; 30]).unwrap()).collect();
         let told = log.tail().unwrap().position;
         let crashed = Arc::new(device.snapshot());
@@ -265,8 +265,8 @@ fn what_another_process_trims_is_not_read_here_for_long() {
     });
 }
 
-/// Keeps a transaction back, answers for it and all that come that nobody knows, and lets it through when it is told
-/// to.
+/// Keeps a transaction back, answers for it and all that come that the outcome is not known, and lets it through when
+/// it is told to.
 struct Late {
     store: Arc<dyn ObjectStore>,
     holds: AtomicBool,

@@ -300,7 +300,7 @@ fn a_named_writer_that_was_opened_again_is_fenced() {
         let late = other(&store, 2).writer("w").unwrap();
         assert!(late.append(1, "1").unwrap().wait().unwrap().1);
         assert!(matches!(early.append(1, "1"), Err(Error::Fenced { .. })));
-        // Everybody else goes on, and so do other names.
+        // All other writers go on, and so do other names.
         append(&first, "x");
         assert!(first.writer("v").unwrap().append(0, "0").unwrap().wait().unwrap().1);
         assert!(late.append(2, "2").unwrap().wait().unwrap().1);

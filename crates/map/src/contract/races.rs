@@ -42,7 +42,7 @@ pub fn counters_incremented_by_many_under_conditions_lose_nothing(harness: &dyn 
 }
 
 /// Writers move amounts between rows of one partition, in lists with conditions; whatever a reader sees in one page,
-/// the sum is the same at the end, and nobody is told that an amount was moved that was not.
+/// the sum is the same at the end, and no writer is told that an amount was moved that was not.
 pub fn rows_of_a_partition_change_together_for_all_readers(harness: &dyn Harness) {
     const ROWS: i32 = 3;
     const START: i32 = 100;

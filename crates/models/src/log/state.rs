@@ -12,7 +12,7 @@ pub const PROCESSES_MAX: usize = 4;
 /// What must hold in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// A position has one value: whoever was told one, by an answer or by reading, was told the same as all others.
+    /// A position has one value: every process that was told one, by an answer or by reading, was told the same.
     OneValue,
     /// An entry whose append was answered stands at its position, by the head's view.
     NothingLost,
@@ -81,7 +81,7 @@ pub struct Protocol {
     pub positions: u8,
     /// Objects of a stripe, and positions of an object.
     pub shape: Shape,
-    /// Whether views name a sequencer that all ask (process 0 at first). Otherwise whoever writes takes over.
+    /// Whether views name a sequencer that all ask (process 0 at first). Otherwise a process that writes takes over.
     pub named: bool,
     /// Whether processes take over without need.
     pub take_overs: bool,
@@ -181,7 +181,7 @@ impl State {
         last.map_or(0, |last| last as u8 + 1)
     }
 
-    /// Notes what somebody was told of a position.
+    /// Notes what a process was told of a position.
     pub(super) fn told(&mut self, position: u8, cell: Cell, acknowledged: bool) {
         let decided = &mut self.decided[usize::from(position)];
         if decided.cell == Cell::Empty {

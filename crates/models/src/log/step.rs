@@ -101,14 +101,14 @@ impl Protocol {
                     (Some(leader), ..) => Some(leader.next),
                     (None, Some(tail), _) => Some(tail),
                     (None, None, None) => None,
-                    // Nobody answers: the append stays uncertain.
+                    // No sequencer answers: the append stays uncertain.
                     (None, None, Some(_)) => return self.go(state, me, Step::Idle),
                 };
                 match tail {
                     None => return self.raise(state, me, Why::Resolve(job)),
                     Some(tail) if job.token.position >= tail => Step::Token(job.entry),
                     Some(tail) => {
-                        // The epoch of whoever told it.
+                        // The epoch of the process that told it.
                         let epoch = self.leader_of(state, me).map_or(view.epoch, |leader| leader.epoch);
                         Step::ResolveFill(job, Token { epoch, position: tail })
                     }
@@ -228,7 +228,7 @@ impl Protocol {
         Some(())
     }
 
-    /// Goes on with another step at once: nothing was asked of anybody.
+    /// Goes on with another step at once: no other process was asked anything.
     fn go(&self, state: &mut State, me: usize, step: Step) -> Option<()> {
         state.processes[me].as_mut()?.step = step;
         if step == Step::Idle { Some(()) } else { self.step(state, me, Answer::Heard) }
@@ -268,7 +268,7 @@ impl Protocol {
             return Some(Step::Write(Job { entry, token, unanswered: false }));
         }
         if view.sequencer.is_some() {
-            // Nobody answers there, or has been deposed: waits until the view says more.
+            // No sequencer answers there, or it has been deposed: waits until the view says more.
             self.look(state, me)?;
             return Some(Step::Token(entry));
         }
@@ -410,7 +410,7 @@ impl Protocol {
         let Sealing { view, why, run, column, found, .. } = sealing;
         let object = &mut state.store.objects[object(view.runs()[usize::from(run)].stripe, column)];
         if object.epoch > view.epoch {
-            // Somebody took over from us before we were done.
+            // Another process took over from us before we were done.
             return Step::Raise(why);
         }
         object.epoch = view.epoch;

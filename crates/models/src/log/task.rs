@@ -121,7 +121,7 @@ pub enum Step {
     Stale(Job),
     /// Reads where an unanswered write was tried.
     ResolveRead(Job),
-    /// Nothing is there: asks for the tail of whoever leads.
+    /// Nothing is there: asks the leader for the tail.
     ResolveTail(Job),
     /// Fills it.
     ResolveFill(Job, Token),
@@ -143,7 +143,7 @@ pub enum Step {
     Close(View, u8),
     /// Reads the head's version, and the view if it is newer.
     TailLook(Asked),
-    /// Asks whoever leads.
+    /// Asks the leader.
     TailAsk(Asked),
     /// Looks for the last entry: by a view, in a run's column.
     TailWritten(Asked, View, u8, u8, Option<u8>),

@@ -52,7 +52,7 @@ pub struct View {
     pub epoch: u8,
     /// The tail, once the log was closed for good.
     pub sealed: Option<u8>,
-    /// The process that hands out positions to all; `None`: whoever writes leads.
+    /// The process that hands out positions to all; `None`: a process that writes leads.
     pub sequencer: Option<u8>,
     /// The next stripe's id.
     pub next_stripe: u8,

@@ -12,8 +12,8 @@
 //! - The deep check finds nothing.
 //!
 //! In most runs the engine's threads run, in all with a full file system: then the seed gives the operations, not the
-//! schedule. File systems only
-//! ever get more room here: what somebody else takes of what is kept back cannot be promised (decision 0016).
+//! schedule. File systems only ever get more room here: what another user of the file system takes of what is kept back
+//! cannot be promised (decision 0016).
 //!
 //! Invariant: [`known::Known`] is told of a change before the store is.
 
@@ -152,7 +152,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
     Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
     let mut image = blank.image_after_power_cut(Survival::None);
-    // Without its thread nobody looks in time which blocks the file system still has.
+    // Without its thread the engine does not look in time which blocks the file system still has.
     let threads = thin || rng.u8(0..3) == 0;
     let mut run = Filled {
         rng,

@@ -33,7 +33,7 @@ fn value(number: u32, len: u64) -> Bytes {
 fn number_of(bytes: &[u8]) -> Result<Option<u32>, String> {
     let first = bytes.first_chunk::<4>().ok_or("a value is shorter than its number")?;
     if bytes.iter().zip(first.iter().cycle()).any(|(a, b)| a != b) {
-        return Err(format!("a value of {} bytes that nobody wrote", bytes.len()));
+        return Err(format!("a value of {} bytes that no client wrote", bytes.len()));
     }
     let number = u32::from_le_bytes(*first);
     Ok((number > 0).then_some(number))

@@ -309,7 +309,7 @@ impl Parted for Keys {
             }
             touched.extend(spaces);
         } else if touched.is_empty() {
-            // It is there from the beginning, as far as anybody can tell.
+            // It is there from the beginning, as far as any process can tell.
             touched.extend(match call.ask {
                 KeyAsk::Open(space) | KeyAsk::Drop(space) => Some(self.there(space)),
                 _ => None,

@@ -72,7 +72,7 @@ pub(crate) fn item_of(entry: &Entry) -> Result<Item, String> {
 }
 
 fn value_of(bytes: &Bytes) -> Result<u32, String> {
-    let first = bytes.first_chunk().ok_or_else(|| format!("a value that nobody wrote: {bytes:?}"))?;
+    let first = bytes.first_chunk().ok_or_else(|| format!("a value that no process wrote: {bytes:?}"))?;
     let value = u32::from_le_bytes(*first);
     if *bytes == bytes_of(value) { Ok(value) } else { Err(format!("a value that is not one: {bytes:?}")) }
 }
@@ -441,7 +441,7 @@ impl<'a> KeyProcess<'a> {
                     });
                 }
                 if told.len() < found.len() {
-                    return Err(format!("a scan shows keys that nobody wrote: {found:?}"));
+                    return Err(format!("a scan shows keys that no process wrote: {found:?}"));
                 }
                 Ok(told)
             },
@@ -528,7 +528,7 @@ impl<'a> KeyProcess<'a> {
     }
 }
 
-/// Whether a store may say so to somebody who did nothing wrong.
+/// Whether a store may say so to a process that did nothing wrong.
 fn excused(error: &StoreError) -> bool {
     matches!(
         error,

@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! 1. Times are unique: of two events that are not concurrent one ended before the other began.
-//! 2. An event that nobody was answered for ends never, and may have happened at any time after it began.
+//! 2. An event that was not answered ends never, and may have happened at any time after it began.
 
 use std::collections::HashMap;
 
@@ -40,7 +40,7 @@ pub enum Appended {
     At(u64),
     /// It is not in the log and never will be.
     Refused,
-    /// Nobody knows.
+    /// The process was not told.
     Unknown,
 }
 
@@ -112,7 +112,7 @@ pub enum Act {
 /// Something that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// By whom.
+    /// The process that did it.
     pub process: usize,
     /// When it began.
     pub begin: u64,
@@ -220,7 +220,7 @@ impl<'a> Rules<'a> {
                     Seen::Entry(payload) => {
                         let Some(written) = self.written.get(payload) else {
                             return Err(format!(
-                                "position {position} holds {payload}, which nobody wrote: {:?}",
+                                "position {position} holds {payload}, which no process wrote: {:?}",
                                 look.event
                             ));
                         };
@@ -238,7 +238,7 @@ impl<'a> Rules<'a> {
                         }
                     }
                     Seen::Trimmed if !self.trim_begun(*position, look.event.end) => {
-                        return Err(format!("position {position} is trimmed, by nobody: {:?}", look.event));
+                        return Err(format!("position {position} is trimmed, by no process: {:?}", look.event));
                     }
                     Seen::Nothing if self.trim_done(*position, look.event.begin) => {
                         return Err(format!("position {position} was trimmed and is not any more: {:?}", look.event));
@@ -402,7 +402,7 @@ impl<'a> Rules<'a> {
         Ok(())
     }
 
-    /// While it is sure that one owns the log, nobody else writes.
+    /// While it is sure that one owns the log, no other process writes.
     fn owners(&self) -> Result<(), String> {
         for own in self.events {
             let Act::Own { id, done: true } = own.act else { continue };
@@ -469,7 +469,7 @@ mod tests {
         for history in [
             // Concurrent appends in either order.
             vec![append(1, 9, 20, At(1)), append(2, 8, 22, At(0)), act(10, 11, Act::Tail(2))],
-            // One that nobody was answered for, seen much later.
+            // One that was not answered, seen much later.
             vec![append(1, u64::MAX, 20, Unknown), read(5, 6, 0, Seen::Nothing), read(7, 8, 0, Seen::Entry(20))],
             vec![
                 append(1, 2, 20, At(0)),
@@ -502,10 +502,10 @@ mod tests {
             ),
             ("two values", vec![append(1, 9, 20, At(0)), append(2, 8, 22, At(0))]),
             ("refused and there", vec![append(1, 2, 20, Refused), read(3, 4, 0, Seen::Entry(20))]),
-            ("of nobody", vec![read(3, 4, 0, Seen::Entry(20))]),
+            ("of no process", vec![read(3, 4, 0, Seen::Entry(20))]),
             ("from the future", vec![read(1, 2, 0, Seen::Entry(20)), append(3, 4, 20, At(0))]),
             ("filled, then written", vec![read(1, 2, 0, Seen::Filled), append(3, 4, 20, At(0))]),
-            ("trimmed by nobody", vec![append(1, 2, 20, At(0)), read(3, 4, 0, Seen::Trimmed)]),
+            ("trimmed by no process", vec![append(1, 2, 20, At(0)), read(3, 4, 0, Seen::Trimmed)]),
             ("back from trimming", vec![append(1, 2, 20, At(0)), trim(3, 4, 0, 1), read(5, 6, 0, Seen::Entry(20))]),
             ("free from trimming", vec![append(1, 2, 20, At(0)), trim(3, 4, 0, 1), read(5, 6, 0, Seen::Nothing)]),
             ("below what is trimmed", vec![trim(1, 2, 0, 5), append(3, 4, 20, At(3))]),

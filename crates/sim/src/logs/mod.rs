@@ -2,12 +2,12 @@
 //! lost under all of them.
 //!
 //! seed → log, processes, temper → lives (processes take turns call by call, see `shared/baton.rs`) → power loss →
-//! engine reopened → … → at the end a process that nobody disturbs reads everything → [`history::check`], `Log::check`
+//! engine reopened → … → at the end one undisturbed process reads all → [`history::check`], `Log::check`
 //!
 //! Checked: what an acknowledged append says stands at its position for ever, unless it is trimmed; positions have one
 //! value over time; what is filled or trimmed stays so; the order of positions is that of time; the tail is above all
 //! that was decided; numbered entries are there once; followers skip nothing and agree; a sealed log has ended; while
-//! one owns the log nobody else writes; an append that was refused is not there.
+//! one owns the log no other process writes; an append that was refused is not there.
 //!
 //! Invariant: the same seed gives the same calls in the same order.
 

@@ -31,7 +31,7 @@ const ADDRESS: &str = "sequencer";
 pub(crate) struct Notes {
     pub events: Vec<Event>,
     pub payloads: Payload,
-    /// One above the highest position that anybody knows of.
+    /// One above the highest position that any process knows of.
     pub known: u64,
     /// What was broken, first.
     pub broken: Option<String>,
@@ -50,7 +50,7 @@ pub(crate) struct World {
     pub owns: bool,
 }
 
-/// The sequencer, wherever it is: asked by whoever runs, one at a time.
+/// The sequencer, wherever it is: asked by the process that runs, one at a time.
 pub(crate) struct Desk {
     store: Arc<dyn ObjectStore>,
     baton: Arc<Baton>,
@@ -68,7 +68,7 @@ impl Desk {
     fn ask<T>(&self, epoch: u64, answer: impl FnOnce(&esker_log::Leader) -> Result<T, Error>) -> Result<T, Error> {
         let refused = |why: &str| Error::NoSequencer { log: "log".into(), why: why.to_owned() };
         let mut held = self.log.try_lock().ok_or_else(|| refused("it is busy"))?;
-        // Taken out: if whoever asks is killed here, the sequencer is gone with it, and another one begins.
+        // Taken out: if the process that asks is killed here, the sequencer is gone with it, and another one begins.
         let lead = |log: Option<Log>| -> Result<_, Error> {
             let log = match log {
                 Some(log) => log,
@@ -121,10 +121,10 @@ pub(crate) fn session(baton: &Arc<Baton>, desk: Option<&Arc<Desk>>) -> Session {
     Session { lease_ms: 0, connect, ..Session::new(Arc::new(move || clock.time()), baton.draw(u64::MAX)) }
 }
 
-/// Whether an error may be told to somebody who did nothing wrong.
+/// Whether an error may be told to a process that did nothing wrong.
 fn excused(error: &Error) -> bool {
     match error {
-        // Sessions here have no lease, so nobody steps back: processes may depose each other for ever, turn by turn.
+        // Sessions here have no lease, so no process steps back: processes may depose each other for ever, in turn.
         Error::Store(StoreError::Contended { what, .. }) if what.starts_with("taking over") => true,
         Error::Store(error) => {
             matches!(
@@ -145,7 +145,8 @@ pub(crate) fn payload_of(data: &[u8]) -> Option<Payload> {
 pub(crate) fn seen(found: &Found) -> Result<Seen, String> {
     Ok(match found {
         Found::Entry(entry) => {
-            let payload = payload_of(&entry.data).ok_or_else(|| format!("an entry that nobody wrote: {entry:?}"))?;
+            let payload =
+                payload_of(&entry.data).ok_or_else(|| format!("an entry that no process wrote: {entry:?}"))?;
             Seen::Entry(payload)
         }
         Found::Filled => Seen::Filled,
@@ -201,7 +202,7 @@ impl<'a> Process<'a> {
         notes.events[at].act = act;
     }
 
-    /// Notes an act that needs no note if nobody answers.
+    /// Notes an act that needs no note if no answer comes.
     fn noted(&self, begin: u64, act: Act) {
         let at = self.begin(act.clone());
         self.end(at, act);

@@ -77,7 +77,7 @@ fn int(record: &Record, column: &str) -> Result<i32, String> {
 pub(crate) fn number_of(tables: &Tables, record: &Record) -> Result<Number, String> {
     let (partition, row) = (int(record, "p")? as usize, int(record, "c")? as usize);
     if partition >= tables.partitions || row >= tables.rows {
-        return Err(format!("a row that nobody wrote: {record:?}"));
+        return Err(format!("a row that no process wrote: {record:?}"));
     }
     Ok(partition * tables.rows + row)
 }
@@ -114,7 +114,7 @@ enum Sorted<T> {
     Unknown,
 }
 
-/// Whether a store may say so to somebody who did nothing wrong.
+/// Whether a store may say so to a process that did nothing wrong.
 fn excused(error: &StoreError) -> bool {
     use StoreError as E;
     matches!(error, E::Io { .. } | E::Unknown { .. } | E::Stopped { .. } | E::Full { .. } | E::Closed)

@@ -47,7 +47,7 @@ pub(crate) struct Baton {
     turns: Vec<Condvar>,
 }
 
-/// Nobody runs.
+/// No process runs.
 const NOBODY: usize = usize::MAX;
 
 impl Baton {
@@ -91,7 +91,7 @@ impl Baton {
         self.pass(&mut state);
     }
 
-    /// Lets somebody run, perhaps the same as before.
+    /// Lets a process run, perhaps the same as before.
     fn pass(&self, state: &mut State) {
         let ready =
             |state: &State, each: usize| state.alive[each] && (state.stopped || state.pauses_until[each] <= state.step);

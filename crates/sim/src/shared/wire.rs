@@ -128,7 +128,7 @@ impl Wire {
         } else {
             self.net.submit(txn)
         };
-        // What is durable already is so for whoever is told of it after the server's end.
+        // What is durable already is so for a process that is told of it after the server's end.
         self.turn(3);
         if loss == Loss::Answer {
             return Completion::ready(Err(self.lost()));

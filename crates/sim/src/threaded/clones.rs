@@ -68,7 +68,7 @@ pub(super) fn all_live(engine: &Arc<Engine>, clients: Vec<Client>, manner: &Mann
             let lived = catch_unwind(AssertUnwindSafe(|| client.live(&engine, &manner)));
             drop(engine);
             let lived = lived.unwrap_or_else(|panic| {
-                // A call of its own that was told to panic: the client's business, and nobody else's.
+                // A call of its own that was told to panic: it concerns this client only.
                 let meant = panic.downcast_ref::<&str>().is_some_and(|said| *said == INJECTED)
                     || panic.downcast_ref::<String>().is_some_and(|said| said == INJECTED);
                 if meant { Ok(()) } else { Err(format!("client{number} panicked")) }

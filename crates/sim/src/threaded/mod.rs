@@ -61,7 +61,7 @@ pub(crate) fn begin<T: Send + 'static>(
 ) -> Result<Begun<T>, String> {
     let (tell, told) = mpsc::sync_channel(1);
     let run = move || {
-        // Nobody listens any more after a hang.
+        // After a hang no thread listens any more.
         let _ = tell.send(call());
     };
     let started = std::thread::Builder::new().name(name.into()).spawn(run);

@@ -4,7 +4,7 @@
 //! reopened from what the process had written, or what a power cut leaves of that
 //!
 //! Checked in every run, beside what [`client`](super::client) checks:
-//! - Nobody waits for ever: clients, the call after the panic, closing and dropping end in bounded time.
+//! - No thread waits for ever: clients, the call after the panic, closing and dropping end in bounded time.
 //! - After a panic in a thread that writing needs, every later write says `Stopped`, with what the panic said. A sync
 //!   says so too, or what it says is true: that everything is durable.
 //! - A panic in a call that a client makes itself ends that client; the others go on, or are told why not.
@@ -36,7 +36,7 @@ const STOPS: Duration = Duration::from_secs(10);
 /// Whose call panics.
 #[derive(Clone, Copy, Debug)]
 enum Whose {
-    /// Whoever makes it.
+    /// Any thread's.
     Any,
     /// The thread of this name.
     Thread(&'static str),

@@ -21,7 +21,7 @@ pub(crate) struct Disk {
     pub layout: Layout,
     /// By name: names grow, so this is the order of making.
     pub snaps: BTreeMap<String, Arc<Snap>>,
-    /// The snapshot that it is being rolled back to: nobody reads it then.
+    /// The snapshot that it is being rolled back to: no handle reads it then.
     pub rolling: Option<String>,
     pub locked: bool,
     /// What it stands on.

@@ -39,7 +39,7 @@ impl DisksRun {
         Ok(lives)
     }
 
-    /// Tells what is done, for whoever looks for the cause of what broke.
+    /// Tells what is done, for the developer who looks for the cause of what broke.
     fn tell(&mut self, what: impl FnOnce() -> String) {
         self.told.push(what());
     }
@@ -429,7 +429,7 @@ impl DisksRun {
             .map_err(|broken| format!("resizing {name} from {} to {size}: {broken}", disk.data.len()))
     }
 
-    /// Takes the lock, from whoever has it, or gives it back.
+    /// Takes the lock, from the handle that has it if one does, or gives it back.
     fn lock(&mut self, open: &mut Open, name: &str, disk: &Disk) -> Result<bool, String> {
         let held = open.holders.get(name).copied();
         if let Some(which) = held.filter(|_| self.rng.bool()) {
@@ -458,7 +458,7 @@ impl DisksRun {
         self.fresh_handle(open, name, 1 - which)
     }
 
-    /// A handle that lost its lock writes no more; whoever had it opens the image again.
+    /// A handle that lost its lock writes no more; its holder opens the image again.
     fn fresh_handle(&mut self, open: &mut Open, name: &str, which: usize) -> Result<bool, String> {
         match open.volumes.image(name) {
             Ok(image) => {

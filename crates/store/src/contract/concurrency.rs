@@ -31,7 +31,7 @@ fn mixed(thread: usize) -> Transaction {
     Transaction::with(if thread.is_multiple_of(2) { Durability::Durable } else { Durability::Applied })
 }
 
-/// Whether it went through; a failed guard means that somebody else was first.
+/// Whether it went through; a failed guard means that another writer was first.
 #[track_caller]
 fn won(store: &dyn ObjectStore, txn: Transaction) -> bool {
     match store.submit(txn).wait() {
@@ -292,7 +292,7 @@ pub fn objects_come_and_go_under_readers(harness: &dyn Harness) {
     });
 }
 
-/// An object that somebody is about to create, or has failed to, is simply missing to everybody else.
+/// An object that a writer is about to create, or has failed to create, is simply missing to all other clients.
 pub fn objects_come_and_go_under_writers(harness: &dyn Harness) {
     let opened = furnished(harness);
     let store = opened.store();

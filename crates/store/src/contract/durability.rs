@@ -28,7 +28,7 @@ pub fn commit_sequence_grows(harness: &dyn Harness) {
     assert!(got(store.sync()) >= last);
 }
 
-/// Asynchronous writes are there for everybody when submit returns.
+/// Asynchronous writes are there for every reader when submit returns.
 pub fn an_applied_write_is_readable_at_once(harness: &dyn Harness) {
     let opened = furnished(harness);
     let store = opened.store();
@@ -102,7 +102,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(value) => return value,
-            // Not for ever: stores without a commit thread commit when somebody waits.
+            // Not for ever: stores without a commit thread commit when a caller waits.
             Poll::Pending => std::thread::park_timeout(std::time::Duration::from_millis(20)),
         }
     }

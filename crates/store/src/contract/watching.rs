@@ -118,7 +118,7 @@ pub fn of_many_notifies_the_last_is_heard(harness: &dyn Harness) {
     drop(noting);
 }
 
-/// Each who watches is called, and of another object nobody is.
+/// Each watcher of the object is called, and no watcher of another object.
 pub fn several_watch_one_object_and_each_its_own(harness: &dyn Harness) {
     let opened = furnished(harness);
     let store = opened.store();

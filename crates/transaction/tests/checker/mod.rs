@@ -48,7 +48,7 @@ pub enum Edge {
 pub enum Anomaly {
     /// A number of a refused transaction was read.
     AbortedRead(u64),
-    /// A number was read that nobody appended, or twice in one list.
+    /// A number was read that no transaction appended, or twice in one list.
     Garbage(u64),
     /// Two lists were read of which neither is the beginning of the other; or a transaction does not see its own
     /// appends last.

@@ -147,7 +147,7 @@ pub fn run<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + Sync) -> 
             .map(|client| {
                 let (turns, number, work) = (Arc::clone(&client.turns), client.number, &work);
                 scope.spawn(move || {
-                    // Whoever fails must not keep the others waiting.
+                    // A client that fails must not keep the others waiting.
                     struct End(Arc<Turns>, usize);
                     impl Drop for End {
                         fn drop(&mut self) {

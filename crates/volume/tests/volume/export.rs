@@ -297,7 +297,7 @@ fn nobody_else_writes_while_an_increment_is_imported() {
     copy.refresh().unwrap();
     assert_eq!(all(&copy), all(&image));
     write(&copy, 0, "x");
-    // One that somebody has locked takes none.
+    // One that another handle has locked takes none.
     volumes.image("copy").unwrap().rollback("a", &mut |_, _| true).unwrap();
     volumes.image("copy").unwrap().snapshot_remove("b").unwrap();
     volumes.image("copy").unwrap().lock("ada").unwrap();

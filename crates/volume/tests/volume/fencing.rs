@@ -40,7 +40,7 @@ fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
         assert!(matches!(first.break_lock(epoch), Err(Error::Refused { .. })));
         first.break_lock(taken).unwrap();
         assert!(matches!(second.write(0, "gone".into(), Durability::Applied), Err(Error::Fenced { .. })));
-        // Fenced for good, even where nobody has the lock now.
+        // Fenced for good, even where no handle has the lock now.
         assert!(matches!(first.write(0, "late".into(), Durability::Applied), Err(Error::Fenced { .. })));
         let third = volumes.image("disk").unwrap();
         write(&third, 0, "free");

@@ -78,7 +78,7 @@ fn sessions_fence_where_a_write_cannot_guard_the_header() {
     second.refresh().unwrap();
     assert!(matches!(second.write(0, "other".into(), Durability::Applied), Err(Error::Locked { .. })));
     assert!(matches!(second.lock("two"), Err(Error::Locked { .. })));
-    // Who may not take the lock shuts nobody out.
+    // A client that may not take the lock shuts no other out.
     write(&first, 0, "mine");
 
     let taken = second.take_over("two").unwrap();
@@ -109,7 +109,7 @@ fn sessions_fence_where_a_write_cannot_guard_the_header() {
     third.unlock().unwrap();
     write(&third, 0, "free");
     assert_eq!(volumes.image("disk").unwrap().lock_info(), None);
-    // A session that was given back is shut out by nobody: the handle goes on.
+    // No client shuts out a session that was given back: the handle goes on.
     second.take_over("four").unwrap();
     second.unlock().unwrap();
     third.refresh().unwrap();
@@ -160,7 +160,7 @@ fn writers_that_take_over_from_each_other_mix_nothing() {
             });
         }
     });
-    // The last who took it wrote all of it, and nobody wrote after that.
+    // The last client that took it wrote all of it, and no client wrote after that.
     assert!(seen.into_inner() > 0);
     let image = volumes.image("disk").unwrap();
     let (epoch, writer) = last.into_inner();

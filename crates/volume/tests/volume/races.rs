@@ -157,7 +157,7 @@ fn a_parent_that_a_rollback_brings_back_is_not_let_go_of() {
 }
 
 /// Failure: a rollback that was done twice at once took writes back that came after it.
-/// Cause: whoever was slower went on with the objects though the other had finished.
+/// Cause: the slower client went on with the objects though the other had finished.
 /// Fix: objects are rolled back under the generation in which the rollback was in force, and no other.
 #[test]
 fn a_rollback_that_another_finished_takes_nothing_back() {
@@ -296,7 +296,7 @@ fn an_older_shrinking_does_not_vouch_for_a_newer_one() {
     // Shrunk, and nothing more.
     dying.dies_after(1);
     ends.image("disk").unwrap().resize(OBJECT, true).unwrap();
-    // Somebody works that off; before it says so another process finishes it, grows, writes, shrinks and ends.
+    // One process works that off; before it says so another process finishes it, grows, writes, shrinks and ends.
     hooked.before(
         |call| matches!(call, Call::Sync),
         move || {

@@ -12,7 +12,7 @@ pub type Opaque = *mut c_void;
 /// Takes an error string over from a library that gave it (null means success) and frees it with the library's `free`.
 ///
 /// # Safety
-/// `text` is null or a string that `free` may be called with, which nobody else holds.
+/// `text` is null or a string that `free` may be called with, which only the caller holds.
 pub unsafe fn taken(text: *mut c_char, free: unsafe extern "C" fn(*mut c_void)) -> Result<(), String> {
     if text.is_null() {
         return Ok(());

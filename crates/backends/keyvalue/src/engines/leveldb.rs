@@ -220,7 +220,7 @@ impl Walk<'_> {
     /// Goes to the first entry, or on to the next.
     ///
     /// # Safety
-    /// The iterator lives, and nobody holds what it stands on.
+    /// The iterator lives, and the caller holds no reference to its current entry.
     unsafe fn step(&mut self) {
         // SAFETY: by the caller's promise; the ends outlive the calls.
         unsafe {

@@ -159,7 +159,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let handle = self.0 as usize;
         let end = move || {
-            // SAFETY: nobody has the handle any more.
+            // SAFETY: no other thread has the handle any more.
             unsafe { rados_shutdown(handle as Handle) };
         };
         // It waits for the threads that tell, so none of them can wait for it.
@@ -254,7 +254,7 @@ struct UnderWay {
 unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
     // SAFETY: it is what `start` gave, and this is called once.
     let under_way = unsafe { Box::from_raw(argument.cast::<UnderWay>()) };
-    // SAFETY: the operation is over; nobody else releases it.
+    // SAFETY: the operation is over; only this call releases it.
     let (code, version) = unsafe {
         let outcome = (rados_aio_get_return_value(completion), rados_aio_get_version(completion));
         rados_aio_release(completion);
@@ -339,12 +339,12 @@ impl Pool {
         if code >= 0 {
             code = operate(self.0.handle, completion);
             if code < 0 {
-                // SAFETY: it was not begun, so nobody else has it.
+                // SAFETY: it was not begun, so the library does not have it.
                 unsafe { rados_aio_release(completion) };
             }
         }
         if code < 0 {
-            // SAFETY: nobody will be told with it.
+            // SAFETY: it was not begun, so `tell` will not be called with it.
             let UnderWay { told, count } = *unsafe { Box::from_raw(argument) };
             count.end();
             told(code, 0);

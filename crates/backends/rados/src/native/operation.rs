@@ -95,7 +95,7 @@ impl Default for Write {
 
 impl Drop for Write {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it, and it is not under way.
+        // SAFETY: no other thread has it, and it is not under way.
         unsafe { rados_release_write_op(self.op) };
     }
 }
@@ -295,7 +295,7 @@ impl Default for Read {
 
 impl Drop for Read {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it, and it is not under way.
+        // SAFETY: no other thread has it, and it is not under way.
         unsafe { rados_release_read_op(self.op) };
         // SAFETY: it came from a box.
         let answers = unsafe { Box::from_raw(self.answers) };
@@ -369,7 +369,7 @@ impl Read {
 
     /// Asks for data.
     pub fn data(&mut self, offset: u64, len: usize) {
-        // SAFETY: as above; nobody has the answers meanwhile.
+        // SAFETY: as above; no other thread has the answers meanwhile.
         unsafe {
             let answers = self.answers;
             (*answers).data = vec![0; len];

@@ -133,7 +133,7 @@ impl ReplySlot {
 
     /// What the reply says, if there is one.
     fn heard(self) -> Option<Heard> {
-        // SAFETY: the operation is over or was never begun, so that nobody writes it.
+        // SAFETY: the operation is over or was never begun, so the library does not write it.
         let Reply { buffer, len } = unsafe { self.0.read() };
         if buffer.is_null() {
             return None;

@@ -98,7 +98,7 @@ pub(super) fn unshared<'a, V: Copy>(page: &'a mut Arc<Page<V>>, page_bytes: &mut
         *page_bytes = *page_bytes - page.heap_bytes() + copy.heap_bytes();
         *page = Arc::new(copy);
     }
-    Arc::get_mut(page).expect("the page is shared with nobody")
+    Arc::get_mut(page).expect("no other tree shares the page")
 }
 
 #[inline]

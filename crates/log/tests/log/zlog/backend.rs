@@ -663,7 +663,7 @@ fn trim_limit_max_pos() {
     sealed(|setting, epoch| moves_max_pos(setting, epoch, Process::trim_limit));
 }
 
-/// All positions of objects are trimmed: the objects go, and nobody brings them back.
+/// All positions of objects are trimmed: the objects go, and no writer brings them back.
 #[test]
 fn trim_full() {
     sealed(|setting, epoch| {

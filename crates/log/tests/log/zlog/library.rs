@@ -259,7 +259,7 @@ mod views {
             let first = log.view();
             assert!(Arc::ptr_eq(&first, &log.view()) && log.refresh().unwrap() == first);
             let epoch = setting.seal();
-            assert_eq!(log.view(), first, "nobody has looked");
+            assert_eq!(log.view(), first, "the reader has not looked");
             assert_eq!(log.refresh().unwrap().epoch, epoch);
             assert_eq!(log.view().epoch, epoch);
             setting.logs().delete("test").unwrap();

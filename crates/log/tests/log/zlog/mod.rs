@@ -24,8 +24,8 @@ use crate::support::{Time, everywhere, options, session, sound};
 /// The address of the sequencer that views name.
 const HERE: &str = "here";
 
-/// A sequencer that says what the test told it: a token once, a tail as long as nobody knows of a newer epoch, and the
-/// first time whatever is known. Otherwise it refuses.
+/// A sequencer that says what the test told it: a token once, a tail as long as the caller knows of no newer epoch, and
+/// the first time whatever is known. Otherwise it refuses.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Answers>>);
 
@@ -94,7 +94,7 @@ struct Setting {
     nonces: Cell<u64>,
 }
 
-/// Calls `test` with a log that nobody has sealed but its maker, everywhere.
+/// Calls `test` with a log that only its maker has sealed, everywhere.
 fn unsealed(test: impl Fn(&Setting)) {
     everywhere(|store, layout| {
         let setting = Setting { store, layout, nonces: Cell::new(1) };
@@ -202,7 +202,7 @@ impl Setting {
             || self.store.slot_scan(object, &all).wait().unwrap().iter().any(|(_, value)| has(value))
     }
 
-    /// Takes the data objects away, as nobody may.
+    /// Takes the data objects away, as no client may.
     fn lose_objects(&self) {
         for object in self.objects("d/") {
             self.store.submit(Transaction::new().change(&object, Change::Remove)).wait().unwrap();
