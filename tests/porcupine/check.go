@@ -26,7 +26,7 @@ type partition struct {
 // verdict is what is said of a face.
 type verdict struct {
 	operations, partitions int
-	// Calls of unknown outcome: those of which somebody was shown that they were made, and the others.
+	// Calls of unknown outcome: those of which a client was shown that they were made, and the others.
 	seen, doubtful int
 	// What is wrong, or could not be decided; empty if nothing is.
 	wrong []string
@@ -132,7 +132,7 @@ func describe(face string, part partition, result porcupine.CheckResult, calls [
 	return fmt.Sprintf("%s; see %s", text, path)
 }
 
-// faults names errors that nobody should ever have been told.
+// faults names errors that no client should ever have been told.
 func faults(events []*Event) []string {
 	var wrong []string
 	for _, event := range events {

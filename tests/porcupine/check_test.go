@@ -76,7 +76,7 @@ func TestKeys(t *testing.T) {
 		{"applied twice", false, []*Event{
 			put1(1, 1, 2, "a"), put1(2, 3, 4, "b"), get1(3, 5, 6, "b"), get1(3, 7, 8, "a"),
 		}},
-		{"a value that nobody wrote", false, []*Event{put1(1, 1, 2, "a"), get1(2, 3, 4, "c")}},
+		{"a value that no client wrote", false, []*Event{put1(1, 1, 2, "a"), get1(2, 3, 4, "c")}},
 		{"unknown and not made", true, []*Event{
 			line(1, 1, 0, "put", "n/1", unknown, 0).writing("a"), get1(2, 3, 4, none), get1(2, 5, 6, none),
 		}},
@@ -239,7 +239,7 @@ func TestPositions(t *testing.T) {
 		{"an entry after a trim", false, []*Event{
 			append1(1, 1, 2, 0, "a"), line(1, 3, 4, "trim_to", "l", ok).holding(1), read(5, 6, 0, "a"),
 		}},
-		{"trimmed by nobody", false, []*Event{append1(1, 1, 2, 0, "a"), read(5, 6, 0, "trimmed")}},
+		{"trimmed by no client", false, []*Event{append1(1, 1, 2, 0, "a"), read(5, 6, 0, "trimmed")}},
 		{"a trim with an error may have been made", true, []*Event{
 			append1(1, 1, 2, 0, "a"), line(1, 3, 4, "trim_to", "l", failed).holding(1), read(5, 6, 0, "a"), read(7, 8, 0, "trimmed"),
 		}},
@@ -326,7 +326,7 @@ func TestBlocks(t *testing.T) {
 			take(1, 1, 2, 1), take(2, 3, 4, 2), write(1, 5, 6, 1, 0, refused, "a"), read(7, 8, "a"),
 		}},
 		{"refused, though the lock was held", false, []*Event{take(1, 1, 2, 1), write(1, 5, 6, 1, 0, refused, "a")}},
-		{"refused by a lock that nobody was told of", true, []*Event{
+		{"refused by a lock that no client was told of", true, []*Event{
 			take(1, 1, 2, 1), line(2, 3, 0, "take_over", "d", unknown), write(1, 5, 6, 1, 0, refused, "a"), read(7, 8, none),
 		}},
 		{"an epoch twice", false, []*Event{take(1, 1, 2, 1), take(2, 3, 4, 1), write(2, 5, 6, 1, 0, ok, "a")}},

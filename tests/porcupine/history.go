@@ -1,8 +1,8 @@
 // The histories that tests/histories records: one line of JSON for each call, and what can be said of calls that
-// nobody answered.
+// were not answered.
 //
 // A call of unknown outcome may have been made or not, at any time after it began. Values are unique, so a value that
-// somebody was shown tells that its call was made, and before that answer. A call whose values nobody was shown is
+// a client was shown tells that its call was made, and before that answer. A call whose values no client was shown is
 // doubtful: most histories are linearizable without these, and only where one is not the checker tries with them.
 
 package main
@@ -45,11 +45,11 @@ type Event struct {
 	Number  int64     `json:"number"`
 	Why     string    `json:"why"`
 
-	// Until when it was made, if its outcome is unknown and somebody was shown that it was.
+	// Until when it was made, if its outcome is unknown and a client was shown that it was.
 	seen int64
 }
 
-// Open says that nobody knows what became of the call.
+// Open says that its client does not know what became of the call.
 func (e *Event) Open() bool { return e.Outcome == unknown }
 
 // Shown says that the call tells something of the state: it was answered, and not with an error.
@@ -126,7 +126,7 @@ func read(path string) ([]*Event, error) {
 	return events, lines.Err()
 }
 
-// see finds calls of unknown outcome of which somebody was shown that they were made. parts gives what a value that was
+// see finds calls of unknown outcome of which a client was shown that they were made. parts gives what a value that was
 // written or shown is made of.
 func see(events []*Event, parts func(value string) []string) {
 	writers := map[string]*Event{}
@@ -168,7 +168,7 @@ func (e *Event) seenBy(end int64) {
 func itself(value string) []string { return []string{value} }
 
 // byPlace groups calls, in order of the names of their places. Calls that say nothing are left out: those that changed
-// nothing, and reads that nobody answered.
+// nothing, and reads that were not answered.
 func byPlace(events []*Event, reads map[string]bool) (names []string, places map[string][]*Event) {
 	places = map[string][]*Event{}
 	for _, event := range events {

@@ -1,10 +1,11 @@
 // The model of a log: each position by itself is written once, filled or trimmed; and over all positions their order
 // is that of time.
 //
-// A position: nothing -> entry or filled -> trimmed. Anybody may fill what is open, unseen, when nobody says so: a
+// A position: nothing -> entry or filled -> trimmed. Any client may fill what is open, unseen, when no call says so: a
 // position that is shown as filled was filled by then. An append whose answer was lost may have written an entry that
-// was trimmed before anybody read it: then only those who were refused its position tell of it. The order: what is appended after an answer stands above
-// everything that the answer showed (an entry, or the tail), and so does every tail that is told.
+// was trimmed before a client read it: then only the clients that were refused its position tell of it. The order: what
+// is appended after an answer stands above everything that the answer showed (an entry, or the tail), and so does every
+// tail that is told.
 
 package main
 
@@ -28,7 +29,7 @@ const (
 	writes = "write"
 	// Something stands there: it is right below a tail that was told.
 	stands = "stands"
-	// An entry of an append whose answer was lost, which nobody has read: it may stand at any position that is open.
+	// An entry of an append whose answer was lost, which no client has read: it may stand at any position that is open.
 	unread = "unread"
 )
 
@@ -106,7 +107,7 @@ func (e *Event) perhaps() *Event {
 type aLog struct {
 	positions map[int64][]*Event
 	trims     []*Event
-	// Appends whose answer was lost and whose entries nobody has read.
+	// Appends whose answer was lost and whose entries no client has read.
 	unread []*Event
 	above  []mark
 	below  []mark
@@ -194,9 +195,9 @@ func (l *aLog) trimsOf(position int64) []*Event {
 	return matter
 }
 
-// unreadAt gives the entry that a refused fill may have met, though nobody has read it: of the appends that may have
-// written it, and had begun by then, the one that began first, since it explains all that the others do. Each position is
-// judged by itself: that one append explains more positions than it has entries is not seen.
+// unreadAt gives the entry that a refused fill may have met, though no client has read it: of the appends that may have
+// written it, and had begun by then, the one that began first, since it explains all that the others do. Each position
+// is judged by itself: that one append explains more positions than it has entries is not seen.
 func (l *aLog) unreadAt(position int64, events []*Event) []*Event {
 	refusedBy := int64(-1)
 	for _, event := range events {
@@ -237,7 +238,7 @@ func logPartitions(events []*Event) ([]partition, []string) {
 	logs := map[string]*aLog{}
 	var names []string
 	see(events, itself)
-	// Where the entries of calls stand whose answer was lost: somebody has read them.
+	// Where the entries of calls stand whose answer was lost: clients have read them.
 	places := map[*Event]int64{}
 	writers := map[string]*Event{}
 	for _, event := range events {

@@ -101,7 +101,7 @@ func imageStep(state image, e *Event) []image {
 		return nil
 	case "take_over":
 		if e.Open() {
-			// An epoch that nobody knows, and nobody holds.
+			// An epoch that no client knows, and none holds.
 			durable.epoch = -e.Begin
 			return []image{durable}
 		}

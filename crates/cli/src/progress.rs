@@ -12,7 +12,7 @@ pub fn count(what: &'static str, total: u64) -> ProgressBar {
     bar(what, total, "{msg} {bar:32} {human_pos}/{human_len} {per_sec} {eta}")
 }
 
-/// A spinner that counts things of which nobody knows how many there are.
+/// A spinner that counts things whose number is not known beforehand.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
     spinner.set_style(style("{spinner} {msg} {human_pos} {per_sec}"));

@@ -292,7 +292,7 @@ fn the_lock_of_a_killed_server_is_in_nobodys_way_and_that_of_a_person_is() {
     assert!(code == Some(1) && said.contains("locked by ada"), "{said}");
     let listed = volume(&["ls"]).1;
     assert!(listed.contains("locked by ada") && listed.contains("used"), "{listed}");
-    // It can be read, and nobody but ada writes it.
+    // It can be read, and only ada writes it.
     let server = Running::start(folder, &[]);
     let mut client = Client::connect(&server.disk("disk").parse().unwrap(), None).unwrap();
     assert!(client.read_only());

@@ -45,7 +45,7 @@ fn crashed(folder: &Path) {
 }
 
 fn start(folder: &Path) -> (Child, SocketAddr) {
-    // A port that nobody has.
+    // A port that no process has.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let child = esker(folder)
         .args(["serve", "--store", "data", "--listen", &address.to_string()])
@@ -74,7 +74,7 @@ fn clients_are_told_that_a_store_is_being_opened_and_a_signal_is_obeyed() {
     let (mut child, address) = start(folder);
     let until = Instant::now() + Duration::from_secs(20);
     let told = loop {
-        assert!(Instant::now() < until, "nobody was told that the store is being opened");
+        assert!(Instant::now() < until, "no client was told that the store is being opened");
         if let Some(answers) = ask(address) {
             break answers;
         }

@@ -152,7 +152,7 @@ fn a_standby_takes_over_within_a_second_and_nothing_acknowledged_is_lost() {
     let acknowledged = stop();
     let there = entries(&log);
     let after = line.split("position ").nth(1).unwrap().split(',').next().unwrap().parse::<u64>().unwrap();
-    assert!(acknowledged.iter().any(|(position, _)| *position >= after), "nobody appended after the take-over");
+    assert!(acknowledged.iter().any(|(position, _)| *position >= after), "no writer appended after the take-over");
     let set: BTreeSet<_> = there.iter().cloned().collect();
     let lost: Vec<_> = acknowledged.difference(&set).collect();
     assert!(lost.is_empty(), "lost: {lost:?}");
@@ -172,7 +172,7 @@ fn a_sequencer_that_was_deposed_says_so_and_stands_by() {
     log.lead("").unwrap();
     let (_, told) = sequencer.says("deposed    orders");
     assert!(told.contains("whoever writes"), "{told}");
-    // Nobody is named any more: it takes over again.
+    // The log names no sequencer any more: it takes over again.
     sequencer.says("leading    orders");
     log.append("and on").unwrap().wait().unwrap();
 }
@@ -247,7 +247,7 @@ fn a_sequencer_behind_tls_is_asked_whether_it_is_alive() {
     assert_eq!(
         (now.epoch, &now.sequencer),
         (led.epoch, &led.sequencer),
-        "somebody took over from a sequencer that answers"
+        "another took over from a sequencer that answers"
     );
     first.kill();
     second.says("leading    orders");
@@ -258,9 +258,9 @@ fn a_sequencer_behind_tls_is_asked_whether_it_is_alive() {
     assert_eq!(alone.child.wait().unwrap().code(), Some(2));
 }
 
-// Failure: a change of shape took 25 s and a thousand epochs on a busy machine, and nobody appended meanwhile. Cause:
-// the sequencer, told of the new epoch by its writers, took over anew before the change was done, each time. Fix: it
-// leaves who raised the epoch time, more each time.
+// Failure: a change of shape took 25 s and a thousand epochs on a busy machine, and no writer appended meanwhile.
+// Cause: the sequencer, told of the new epoch by its writers, took over anew before the change was done, each time.
+// Fix: it leaves who raised the epoch time, more each time.
 #[test]
 fn the_shape_changes_beside_a_sequencer_and_its_writers() {
     let folder = tempfile::tempdir().unwrap();

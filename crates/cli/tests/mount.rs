@@ -1,4 +1,4 @@
-//! ext4 and XFS on a mapped disk: a tree unpacked and compared, a snapshot taken while somebody writes, a clone of it
+//! ext4 and XFS on a mapped disk: a tree unpacked and compared, a snapshot taken while a program writes, a clone of it
 //! mounted, rollback.
 //!
 //! Mounts, loop devices and all processes live in namespaces of their own, which end with the test whatever ends it.
@@ -93,8 +93,8 @@ impl Mounted {
     }
 
     fn end(self) {
-        // Whoever wrote has just closed the last file.
-        soon("nobody uses it any more", || output("umount", &[text(&self.0)]).status.success());
+        // The program that wrote has just closed the last file.
+        soon("no program uses it any more", || output("umount", &[text(&self.0)]).status.success());
         std::mem::forget(self);
     }
 }
@@ -207,7 +207,7 @@ fn go(kind: &Kind) {
     check(&disk.file);
     assert_eq!(disk.end(), Some(0));
 
-    // Back to the snapshot: nobody has the disk, so its lock is free.
+    // Back to the snapshot: no client has the disk, so its lock is free.
     let image = volumes.image("disk").unwrap();
     soon("the lock is free", || image.refresh().is_ok() && image.lock_info().is_none());
     assert!(image.rollback("live", &mut |_, _| true).unwrap());

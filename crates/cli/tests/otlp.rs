@@ -181,7 +181,7 @@ impl Drop for Esker {
     }
 }
 
-/// Calls by gRPC: whoever has a trace of its own says so.
+/// Calls by gRPC: a caller that has a trace of its own says so.
 fn calls(address: &str, parent: Option<&str>, logs: &[&str]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -324,7 +324,7 @@ fn a_share_of_0_traces_calls_only_whose_callers_are_sampled() {
 
 #[test]
 fn a_collector_that_never_answers_holds_up_neither_clients_nor_the_end() {
-    // Connections are accepted by the system, and nobody reads them.
+    // Connections are accepted by the system, and no collector reads them.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());

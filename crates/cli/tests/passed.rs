@@ -88,7 +88,7 @@ fn begins_with(stream: &mut impl Read, expected: &[u8]) {
 #[test]
 fn clients_that_come_before_the_server_are_answered_on_passed_sockets() {
     let folder = tempfile::tempdir().unwrap();
-    // An address of the settings that nobody can listen on shows that it is not tried.
+    // The settings name an address that the server cannot listen on, which shows that it does not try.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     let arguments = ["--listen", &taken, "--http", &taken, "--nbd", &taken, "--grpc", &taken, "--grpc-objects"];

@@ -97,7 +97,7 @@ fn a_password_in_a_file_is_taken_anew_and_one_in_the_environment_breaks_no_comma
     eventually("the new password counts", || login("second"));
     assert!(!login("first"));
     assert_eq!(client.call(&["SET", "k", "v"]), "+OK");
-    // An emptied file would let everybody in.
+    // An emptied file would let every client in.
     std::fs::write(folder.path().join("password"), "").unwrap();
     hang_up(&server);
     std::thread::sleep(Duration::from_millis(300));
@@ -120,7 +120,7 @@ fn all_protocols_end_within_the_drain_and_a_second_signal_ends_at_once() {
             client.send(&["GET", "k"]);
         }
         // What it has not read by the signal it does not answer; and what the socket takes it is soon done with. So it
-        // has to hold replies that nobody takes.
+        // has to hold replies that no client takes.
         let held = || {
             let clients = server.client().call(&["CLIENT", "LIST"]);
             let fields = clients.split_whitespace().filter_map(|field| field.strip_prefix("omem="));

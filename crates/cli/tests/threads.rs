@@ -5,7 +5,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// Nobody's number: the limit on threads does not count for root.
+/// A user without rights: the limit on threads does not count for root.
 const NOBODY: u32 = 65534;
 /// With so many threads everything that a put needs can be started.
 const ENOUGH: u64 = 12;
@@ -16,7 +16,7 @@ fn a_thread_that_cannot_be_started_is_named_and_ends_what_was_started() {
         eprintln!("not run: only root can become another user, whose threads are counted");
         return;
     }
-    // Where nobody can reach it.
+    // Where that user can reach it.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let binary = folder.path().join("esker");

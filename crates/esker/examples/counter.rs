@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Store::open(&path)?;
     let counters = store.kv()?.namespace("counters", Kind::Bytes)?;
 
-    // Compare-and-set in a loop: whoever else counts at the same moment, no run is lost and none is counted twice.
+    // Compare-and-set in a loop: if others count at the same moment, no run is lost and none is counted twice.
     let count = loop {
         let old = counters.get("runs").wait()?;
         let count = match &old {

@@ -3,7 +3,7 @@
 //! `cargo run --example session_cache`
 //!
 //! Losing the last second of sessions in a power cut costs a few users a login, so the cache asks for
-//! `Durability::Applied`. Logging out is different: that write is durable before anybody is told.
+//! `Durability::Applied`. Logging out is different: that write is durable before the user is told.
 
 use std::time::Duration;
 

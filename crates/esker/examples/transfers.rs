@@ -7,7 +7,7 @@
 //!
 //! - mutate: one mutation of the storage writes both accounts, unread
 //! - one phase: both accounts are read by key and written; reads and writes are one mutation
-//! - two phases: a range is read besides, which nobody writes; rows are prepared, the range is looked at again, a
+//! - two phases: a range is read besides, which no client writes; rows are prepared, the range is looked at again, a
 //!   record decides
 
 use std::sync::Arc;

@@ -241,7 +241,8 @@ impl Builder {
         self
     }
 
-    /// Longest time that a write which nobody waits for stays unsynced (option `async_flush`). One second by default.
+    /// Longest time that a write stays unsynced while no caller waits for it (option `async_flush`). One second by
+    /// default.
     pub fn async_flush(mut self, longest: Duration) -> Self {
         self.options.async_flush = longest;
         self
@@ -383,8 +384,8 @@ impl Builder {
     }
 
     /// The map of the running server that `location` names (`grpc://HOST:PORT`, `grpc+unix:PATH`), which serves it to
-    /// whoever it lets in; `None` where `location` names no server: then open the store, which has a [map](Store::map)
-    /// too.
+    /// the clients that it lets in; `None` where `location` names no server: then open the store, which has a
+    /// [map](Store::map) too.
     ///
     /// # Errors
     /// [`Error::Location`], [`Error::BadOption`]; [`Error::Remote`] if the server does not answer.
@@ -524,8 +525,8 @@ impl Builder {
         Ok((to, report))
     }
 
-    /// Has the store at `location`, which nobody has open, take in the space that its device has gained; with `size`
-    /// its file is made that long first, in bytes. A block device is made longer elsewhere.
+    /// Has the store at `location`, which no process has open, take in the space that its device has gained; with
+    /// `size` its file is made that long first, in bytes. A block device is made longer elsewhere.
     ///
     /// # Errors
     /// [`Error::BadOption`] if the file is longer than `size`, or is none; those of opening.

@@ -1,4 +1,4 @@
-//! A device that can be let go while somebody still holds the engine above it.
+//! A device that can be let go while a caller still holds the engine above it.
 //!
 //! [`Store::close`](crate::Store::close) → [`Releasable::release`] → the file is closed and its lock is gone
 //!
@@ -50,7 +50,7 @@ impl Device for Releasable {
         self.device.read().as_ref().is_some_and(|device| device.read_now(offset, buffer))
     }
     fn whereabouts(&self) -> Whereabouts {
-        // Whoever has let it go is not told where it went.
+        // After the release the engine is not told where the device was.
         self.device.read().as_ref().map_or_else(Whereabouts::default, Device::whereabouts)
     }
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
 
-    /// What had not been handed on: the scrubber read the page cache instead of the medium, and nobody was told of a
-    /// file that was removed under its server.
+    /// What had not been handed on: the scrubber read the page cache instead of the medium, and no operator was told
+    /// of a file that was removed under its server.
     #[test]
     fn everything_is_handed_on_until_it_is_let_go() {
         let folder = tempfile::tempdir().unwrap();

@@ -60,7 +60,7 @@ struct Inner {
     sweep: Mutex<Option<Sweep>>,
 }
 
-/// What a store does by itself, the clock it goes by, and whom it asks.
+/// What a store does by itself, the clock it goes by, and how it asks sequencers.
 pub(crate) struct Background {
     pub clock: Arc<dyn Clock>,
     /// How often expired keys are removed; zero: never.
@@ -164,7 +164,7 @@ impl Store {
     /// map.create_table(&users, &schema)?;
     /// let put = Mutation::put(&users, Key::of("id", 7), vec![("name".into(), "Ada".into())]);
     /// map.mutate(&[put], Durability::Durable)?.wait()?;
-    /// let user = map.get(&Get::new(&users, Key::of("id", 7)))?.ok_or("nobody")?;
+    /// let user = map.get(&Get::new(&users, Key::of("id", 7)))?.ok_or("no such user")?;
     /// assert_eq!(user.value("name"), Some(&"Ada".into()));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,5 +1,5 @@
 //! What others rely on when they change something is durable, also where a store acknowledges what is applied: kill -9
-//! takes back no name, schema, lock, snapshot or view that anybody was told or has read.
+//! takes back no name, schema, lock, snapshot or view that a client was told or has read.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -186,7 +186,7 @@ fn figures_and_causes_are_told_over_tls_to_those_who_send_the_token_and_both_are
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-    // One that does not go on with its handshake keeps nobody out.
+    // A client that does not go on with its handshake keeps no other out.
     let silent: Vec<TcpStream> = (0..2 * CONNECTIONS_MAX).map(|_| connect(address)).collect();
     assert_eq!(ask("/livez", "").0, "200");
     drop(silent);

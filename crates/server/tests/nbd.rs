@@ -626,7 +626,7 @@ fn a_client_that_reads_no_replies_takes_bounded_memory_and_holds_up_nobody_else(
     let asked = (0..200_000).take_while(|_| deaf.stream.write_all(&bytes).is_ok()).count();
     assert!(asked < 200_000, "the server must stop receiving");
     let held = slow.read_bytes_max.load(Ordering::SeqCst);
-    assert!(held <= in_flight_bytes_max as u64, "{held} bytes of replies that nobody reads were held");
+    assert!(held <= in_flight_bytes_max as u64, "{held} bytes of replies that no client reads were held");
     let mut other = server.attach("slow");
     for _ in 0..100 {
         assert_eq!(other.read_at(0, 64 << 10).len(), 64 << 10);

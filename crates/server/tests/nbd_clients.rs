@@ -322,7 +322,7 @@ fn fio_finds_what_it_wrote_between_trims() {
         std::fs::create_dir(&pki).unwrap();
         std::os::unix::fs::symlink(server.folder.path(), pki.join("libnbd")).unwrap();
         let home = format!("HOME={}", server.folder.path().display());
-        // For root libnbd looks elsewhere: somebody else then, who may see the folder.
+        // For root libnbd looks elsewhere: another user then, who may see the folder.
         let root = run("id", &["-u"]).trim() == "0";
         let other: &[&str] = if root { &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] } else { &[] };
         run("chmod", &["-R", "a+rX", server.folder.path().to_str().unwrap()]);

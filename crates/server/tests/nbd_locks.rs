@@ -112,7 +112,7 @@ fn while_clients_are_attached_nobody_but_their_server_writes() {
     assert!(matches!(volumes.remove("disk"), Err(Error::Locked { .. })));
     // What only the owner may do is done through the server.
     one.exports.image("disk").unwrap().resize(2 << 20, false).unwrap();
-    // Snapshots may be taken beside it, and readers of snapshots disturb nobody.
+    // Snapshots may be taken beside it, and readers of snapshots disturb no writer.
     other.snapshot_create("s", 0).unwrap();
     first.write(0, b"FIRST", false).unwrap();
     let frozen = Place { export: "disk@s".into(), ..two.place.clone() };
@@ -169,7 +169,8 @@ fn late_writes_of_a_server_that_was_taken_over_are_refused_and_it_says_so() {
     assert_eq!(client.read(0, 8).unwrap(), b"new!\0\0\0\0", "reading goes on");
     assert!(server.refusal().contains("locked by nbd/other"));
     other.unlock().unwrap();
-    // Whoever attaches now starts from what is there; whoever has been attached does not know it, and stays out.
+    // A client that attaches now starts from what is there; one that was attached before does not know it, and stays
+    // out.
     let mut fresh = server.attach();
     fresh.write(0, b"next", false).unwrap();
     assert_eq!(code_of(client.write(0, b"late", false)), code::PERM);

@@ -1,4 +1,4 @@
-//! Values that are on their way: their client waits, and nobody else; commands of one client are answered in order.
+//! Values that are on their way: their client waits, and no other; commands of one client are answered in order.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -18,7 +18,7 @@ use esker_store::{
 use parking_lot::{Condvar, Mutex};
 use support::{Client, PATIENCE, config, encode, eventually};
 
-/// What is to be given later, and to whom.
+/// What is to be given later, and the promise by which a command gets it.
 enum Asked {
     One(Promise<Option<Bytes>>, Applied<Option<Bytes>>),
     Several(Promise<Vec<Option<Bytes>>>, Applied<Vec<Option<Bytes>>>),
@@ -195,7 +195,7 @@ struct Running {
 }
 
 impl Running {
-    /// One loop, so that whoever holds it up holds up everybody.
+    /// One loop, so that a client that holds it up holds up all.
     fn start() -> Self {
         Self::with(config())
     }
@@ -287,7 +287,7 @@ fn who_waits_for_a_value_holds_up_nobody_and_is_answered_in_order() {
         several.send(&encode(&["MGET", "a", "none", "h", "c"]));
         eventually("both wait", || server.store.waiting() == 2);
         one.send(&more[9..]);
-        // Nobody else does: what needs no value is answered.
+        // No other client does: what needs no value is answered.
         other.check("PING", "+PONG\r\n");
         other.check("ECHO hello", "$5\r\nhello\r\n");
         expect_silence(&mut one);
@@ -441,7 +441,8 @@ fn commands_that_look_before_they_write_wait_for_what_they_look_at_and_hold_up_n
 }
 
 /// Failure: a command that read a second value from the device was never answered. Cause: its run after the first value
-/// asked for the second, and nobody polled for that. Fix: what a command that is run again waits for is polled at once.
+/// asked for the second, and the loop did not poll for that. Fix: what a command that is run again waits for is polled
+/// at once.
 #[test]
 fn a_command_whose_values_come_one_after_the_other_is_answered() {
     let server = Running::start();
@@ -510,7 +511,7 @@ fn transactions_on_other_keys_do_not_wait_for_one_that_waits() {
     server.store.hold(true);
     one.send(&encode(&["EXEC"]));
     eventually("it waits", || server.store.waiting() > 0);
-    // Held values come for nobody: what needs none goes on, beside it and on its own keys.
+    // Held values come for no client: what needs none goes on, beside it and on its own keys.
     other.check("MULTI", "+OK\r\n");
     other.check("SET k v", "+QUEUED\r\n");
     other.check("EXEC", "*1\r\n+OK\r\n");
@@ -554,7 +555,7 @@ fn a_value_that_cannot_be_read_is_an_error_and_the_connection_goes_on() {
     let reply = String::from_utf8(client.reply().unwrap()).unwrap();
     assert!(reply.starts_with('-') && reply.contains("4096"), "{reply}");
     assert_eq!(client.reply().unwrap(), b"+PONG\r\n");
-    // One that nobody will ever give.
+    // A value that the store will never give.
     client.send(&encode(&["GET", "a"]));
     eventually("it waits", || server.store.waiting() == 1);
     server.store.waits.lock().clear();
@@ -574,7 +575,7 @@ fn a_client_that_leaves_is_not_read_for_and_a_server_that_stops_answers() {
     leaves.send(&encode(&["GET", "a"]));
     eventually("it waits", || server.store.waiting() == 1);
     stays.check(&format!("CLIENT KILL ID {}", id.trim_start_matches(':').trim()), ":1\r\n");
-    eventually("nobody waits any more", || server.store.waiting() == 0);
+    eventually("no client waits any more", || server.store.waiting() == 0);
     stays.send(&encode(&["GET", "a"]));
     eventually("it waits", || server.store.waiting() == 1);
     server.handle.shutdown();
@@ -791,14 +792,14 @@ fn a_client_that_is_ended_while_it_waits_for_room_has_written_nothing() {
     ends.send(&encode(&["SET", "a", "2"]));
     eventually("it waits", || server.store.waiting_for_room() == 1);
     stays.check(&format!("CLIENT KILL ID {}", id.trim_start_matches(':').trim()), ":1\r\n");
-    eventually("nobody waits any more", || server.store.waiting_for_room() == 0);
+    eventually("no client waits any more", || server.store.waiting_for_room() == 0);
     server.store.set_busy(false);
     stays.check("GET a", "$1\r\n1\r\n");
 }
 
-/// Failure: values that a transaction read were waited for on the loop, with everybody else kept out. Cause: what its
-/// commands read was read ahead only where keys were all that they touched. Fix: the keys that they name are, in any
-/// case.
+/// Failure: values that a transaction read were waited for on the loop, with all other clients kept out. Cause: what
+/// its commands read was read ahead only where keys were all that they touched. Fix: the keys that they name are, in
+/// any case.
 #[test]
 fn a_transaction_that_keeps_others_out_does_so_only_once_it_has_what_it_reads() {
     for (watches, beside) in [(true, "TIME"), (true, "DBSIZE"), (false, "CONFIG GET maxmemory"), (true, "SCAN 0")] {

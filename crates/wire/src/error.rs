@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A message that makes no sense. Who wrote it has to fix it: the same message is refused again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A field says what nobody understands, or says nothing where it must. Fix the message.
+    /// A field says what its reader does not understand, or says nothing where it must. Fix the message.
     #[error("{field}: {why}")]
     Malformed {
         /// The field: `Message.field`.

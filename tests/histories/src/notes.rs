@@ -33,10 +33,10 @@ pub enum Outcome {
     Refused,
     /// An error by which nothing was changed, or nothing was read.
     Error,
-    /// Nobody knows.
+    /// The client does not know.
     #[default]
     Unknown,
-    /// An error that nobody should ever be told of: damage.
+    /// An error that no client should ever be told of: damage.
     Fault,
 }
 

@@ -118,7 +118,7 @@ impl Proxy {
         let (mut from, mut to) = (&client, &server);
         let copied = std::io::copy(&mut from, &mut to);
         [&client, &server].into_iter().for_each(end);
-        // Nobody has the connection any more when both ways have ended: who still writes to it is told.
+        // Neither side has the connection any more when both ways have ended: one that still writes to it is told.
         let _ = answering.join();
         self.open().remove(&number);
         copied.map(drop)
@@ -135,7 +135,7 @@ impl Proxy {
         }
     }
 
-    /// Forwards answers frame by frame, until one is lost or somebody ends the connection.
+    /// Forwards answers frame by frame, until one is lost or a side ends the connection.
     fn answers(&self, mut server: &TcpStream, mut client: &TcpStream, mut rng: fastrand::Rng) -> std::io::Result<()> {
         let (mut waiting, mut buffer, mut cut) = (Vec::new(), vec![0; 64 << 10], false);
         loop {

@@ -61,7 +61,7 @@ pub struct Settings {
     /// Makes the histories wrong, so that the checker is seen to say so.
     #[arg(long)]
     broken: Option<Breakage>,
-    /// Nobody is killed and nothing is lost.
+    /// No process is killed and nothing is lost.
     #[arg(long)]
     calm: bool,
     /// Clients work on this Ceph, and its OSD is killed: the folder of a cluster that `scripts/ceph` has started.

@@ -2,7 +2,7 @@
 //!
 //! The rules themselves are the tests of this crate, one file each; here is only how they find the tree and read it.
 //!
-//! Invariant: a rule reads what is in the tree, never what somebody remembers of it, so it cannot drift.
+//! Invariant: a rule reads what is in the tree, never what a person remembers of it, so it cannot drift.
 
 #![forbid(unsafe_code)]
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use esker_tidy::{members, text};
 
-/// What each crate may depend on, its tests excepted. Whoever changes this changes the design.
+/// What each crate may depend on, its tests excepted. A developer who changes this changes the design.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-device", &[]),
     ("esker-store", &[]),

@@ -1,8 +1,8 @@
 """What can go wrong, as exceptions that say what to do.
 
-A server's error carries a name beside its gRPC status (`esker-error` in the trailing metadata) and, where there is one, a position. The name chooses
-the class, so nobody needs to look at message texts. Errors of one face stand with that face, such as `esker.log.NotTail` or `esker.map.NoSuchTable`; what any face
-may meet is here.
+A server's error carries a name beside its gRPC status (`esker-error` in the trailing metadata) and, where there is one,
+a position. The name chooses the class, so no caller needs to look at message texts. Errors of one face stand with that
+face, such as `esker.log.NotTail` or `esker.map.NoSuchTable`; what any face may meet is here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Contended(Error):
 
 
 class Fenced(Error):
-    """Somebody else writes now, or the writer was opened again. Stop, or open it anew."""
+    """Another client writes now, or the writer was opened again. Stop, or open it anew."""
 
 
 class Unsupported(Error):

@@ -90,7 +90,7 @@ class PastTail(errors.Error):
 
 
 class NoSequencer(errors.Error):
-    """Nobody hands out positions at the moment. Try again, or start a sequencer."""
+    """No sequencer hands out positions at the moment. Try again, or start a sequencer."""
 
 
 class Uncertain(errors.Error):
@@ -180,12 +180,12 @@ class Info:
         name: Its name.
         id: As long as it lives, whatever it is called.
         options: Its options, none left out.
-        epoch: Grows when somebody else hands out positions, and with changes of shape.
+        epoch: Grows when another process hands out positions, and with changes of shape.
         tail: The position that is handed out next.
         trimmed: Everything below is given up.
         sealed: Whether it takes no more entries.
-        sequencer: Address of its sequencer; empty: whoever writes hands out positions.
-        owner: Its only writer; empty: everybody writes.
+        sequencer: Address of its sequencer; empty: the writers hand out positions themselves.
+        owner: Its only writer; empty: every client writes.
     """
 
     name: str
@@ -313,7 +313,7 @@ class Logs:
         self._call(self._stub.Delete, pb.DeleteRequest(log=name), timeout)
 
     def rename(self, name: str, to: str, *, timeout: Optional[float] = None) -> Log:
-        """Gives a log another name; whoever follows it goes on. `Log`s of the old name lead nowhere from then on.
+        """Gives a log another name; its followers go on. `Log`s of the old name lead nowhere from then on.
 
         Raises:
             NoSuchLog: There is none of the old name.
@@ -429,8 +429,8 @@ class Log:
                 yield waiting.popleft().result()
 
     def writer(self, name: str, *, timeout: Optional[float] = None) -> Writer:
-        """Opens a named writer, whose appends are in the log once, however often they are tried. Whoever used the name before is refused from now on
-        (`errors.Fenced`). The name has 1 to 255 bytes.
+        """Opens a named writer, whose appends are in the log once, however often they are tried. A client that used the
+        name before is refused from now on (`errors.Fenced`). The name has 1 to 255 bytes.
         """
         opened = self._call(self._stub.OpenWriter, pb.OpenWriterRequest(log=self.name, writer=name), timeout)
         return Writer(self, name, int(opened.session), int(opened.next_number))

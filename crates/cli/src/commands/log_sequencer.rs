@@ -1,4 +1,4 @@
-//! `esker log sequencer`: hands out the positions of logs to many writers, or stands by for whoever does.
+//! `esker log sequencer`: hands out the positions of logs to many writers, or stands by for the sequencer that does.
 //!
 //! view names a sequencer → ping it → silent for the lease → take over (`Log::lead`), under a new epoch → serve →
 //! deposed → stand by
@@ -64,7 +64,7 @@ const GRACES_PER_LEASE: u32 = 20;
 
 /// What this process is for a log.
 enum Duty {
-    /// Somebody else hands out positions; silent since then, if he is.
+    /// Another process hands out positions; silent since then, if it is.
     Standby { silent: Option<Instant> },
     /// This process does.
     Leading(Leading),
@@ -187,7 +187,7 @@ impl Desk {
         match &mut watched.duty {
             Duty::Leading(own) if view.epoch == own.leader.epoch() && view.sequencer == self.address => return Ok(()),
             Duty::Leading(own) if view.sequencer == self.address && view.sealed.is_none() => {
-                // Raised by somebody who goes on asking here: a writer that was opened, a change of shape.
+                // Raised by a client that goes on asking here: a writer that was opened, a change of shape.
                 if !own.is_due(view.epoch, view.version) {
                     return Ok(());
                 }
@@ -272,7 +272,7 @@ mod tests {
         assert!(!patient.is_due(3, 10) && !patient.is_due(3, 10), "just raised");
         assert!(patient.is_due(3, 11), "he changed the view again");
         let mut patient = leading(Duration::from_secs(600));
-        assert!(!patient.is_due(3, 10) && !patient.is_due(4, 11), "raised again, by somebody else");
+        assert!(!patient.is_due(3, 10) && !patient.is_due(4, 11), "raised again, by another");
         assert!(patient.is_due(4, 12));
         let mut hasty = leading(Duration::ZERO);
         assert!(!hasty.is_due(3, 10), "he is left one look");

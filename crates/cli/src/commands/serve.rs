@@ -197,7 +197,7 @@ impl Serve {
             Some(clustered) => clustered::serve(plans, clustered, beside),
             None => serve_one(plans.swap_remove(0), paired, beside),
         };
-        // Told until everybody was answered.
+        // Served until every client was answered.
         http.into_iter().for_each(Running::stop);
         let (served, told) = match served {
             Ok((served, told)) => (served, Some(told)),

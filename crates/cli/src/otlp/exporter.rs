@@ -110,7 +110,7 @@ impl Exporter {
             .with_tracked_inactivity(false)
             .with_level(false)
             .with_target(false);
-        // Nothing else: other spans and all lines of the log may tell what is nobody else's.
+        // Nothing else: other spans and all lines of the log may tell what no collector is to see.
         spans.with_filter(Targets::new().with_target(trace::TARGET, LevelFilter::TRACE)).boxed()
     }
 
@@ -207,7 +207,7 @@ async fn send_spans(
     let mut client = TraceServiceClient::new(channel);
     let mut complaints = Complaints::default();
     loop {
-        // Nobody who ends a span wakes this thread.
+        // A thread that ends a span does not wake this one.
         let stops = wait(&mut stopping, EVERY).await;
         loop {
             let batch: Vec<SpanData> = queue.try_iter().take(BATCH_MAX).collect();

@@ -93,7 +93,7 @@ impl Extractor for Metadata<'_> {
 pub fn adopt(span: &tracing::Span, headers: &HeaderMap) {
     let caller = TraceContextPropagator::new().extract_with_context(&Context::new(), &Metadata(headers));
     if caller.span().span_context().is_valid() {
-        // A span that nobody records any more needs no parent.
+        // A span that no subscriber records any more needs no parent.
         let _ = span.set_parent(caller);
     }
 }

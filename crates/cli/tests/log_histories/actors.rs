@@ -81,7 +81,7 @@ impl Role {
         Some(Self { kind, me, life, server: server.into(), notes: notes.into() })
     }
 
-    /// A number that nobody else gives. They are even: odd ones stand for a stream.
+    /// A number that no other actor gives. They are even: odd ones stand for a stream.
     fn payload(&self, number: u64) -> Payload {
         2 * ((self.me as u64) << 52 | self.life << 40 | number)
     }
@@ -115,7 +115,7 @@ struct Actor {
     stop: Arc<AtomicBool>,
 }
 
-/// Whether somebody who did nothing wrong may be told of it.
+/// Whether an actor that did nothing wrong may be told of it.
 fn excused(error: &Error) {
     let fault = matches!(error, Error::Damaged { .. } | Error::Invalid { .. } | Error::Exists { .. });
     assert!(!fault, "{error}");
@@ -129,7 +129,7 @@ fn data(payload: Payload) -> Bytes {
 
 fn payload_of(bytes: &[u8]) -> Payload {
     let payload = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    assert_eq!(bytes, data(payload), "an entry that nobody wrote");
+    assert_eq!(bytes, data(payload), "an entry that no actor wrote");
     payload
 }
 

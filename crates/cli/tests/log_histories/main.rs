@@ -134,7 +134,7 @@ fn a_history_of_processes_among_kills_pauses_and_cuts_is_that_of_a_log() {
         stop.store(true, Ordering::SeqCst);
         shaper.join().unwrap()
     });
-    // Everybody gets on again.
+    // Every actor gets on again.
     std::thread::sleep(Duration::from_secs(2));
     world.look();
     world.end_actors();

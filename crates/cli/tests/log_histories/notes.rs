@@ -43,7 +43,7 @@ impl Notes {
         self.write(&format!("b {} {payload}\n", now()));
     }
 
-    /// It was answered. What nobody knows is not.
+    /// It was answered. An append of unknown outcome was not.
     pub fn answered(&mut self, payload: Payload, result: Appended) {
         match result {
             Appended::At(position) => self.write(&format!("a {} {payload} {position}\n", now())),

@@ -85,7 +85,7 @@ impl Proxy {
 
     fn forward(&self, client: TcpStream) {
         let target = self.shared.state.lock().unwrap().target;
-        // Nobody there: the client's connection ends.
+        // No server there: the client's connection ends.
         let Some(Ok(server)) = target.map(|target| TcpStream::connect_timeout(&target, CONNECT)) else { return };
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();

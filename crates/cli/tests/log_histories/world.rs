@@ -132,7 +132,7 @@ pub struct World {
 }
 
 impl World {
-    /// Begins a server on a new store below `folder`, and makes the log; nobody else runs yet.
+    /// Begins a server on a new store below `folder`, and makes the log; no other process runs yet.
     pub fn new(folder: &Path) -> Self {
         let (server, server_address) = start_server(folder, SocketAddr::from(([127, 0, 0, 1], 0)));
         Self {
@@ -199,8 +199,8 @@ impl World {
         (child, stdin, role)
     }
 
-    /// Ends what is to end, begins anew who ended in a fault that is over, and looks whether anybody ended who must
-    /// not.
+    /// Ends what is to end, begins anew the processes that ended in a fault that is over, and looks whether an actor
+    /// ended that must not.
     pub fn look(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.undo.extract_if(.., |(at, _)| *at <= now).collect();
@@ -285,7 +285,7 @@ impl World {
             Fault::KillServer => {
                 let Some(mut server) = self.server.take() else { return };
                 kill(&mut server);
-                // Everybody stands still meanwhile.
+                // Every actor stands still meanwhile.
                 self.undo.push((Instant::now() + lasts / 4, Undo::Server));
                 self.count(fault);
                 return;

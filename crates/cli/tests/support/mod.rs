@@ -101,7 +101,7 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     printed
 }
 
-/// Waits for what follows from something that nobody answers.
+/// Waits for what follows from an act that is not answered.
 pub fn soon(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !holds() {

@@ -70,9 +70,9 @@ pub struct VerifyReport {
     pub crc: u32,
 }
 
-/// Copies everything in `from` to `to`, or goes on where an earlier run was interrupted. Nobody else may write to
-/// either meanwhile. `source` names `from`, so that a half copy is gone on with from the same source only. Afterwards
-/// `to` is still a half copy: [`verify_copy`] ends it.
+/// Copies everything in `from` to `to`, or goes on where an earlier run was interrupted. No other client may write
+/// to either meanwhile. `source` names `from`, so that a half copy is gone on with from the same source only.
+/// Afterwards `to` is still a half copy: [`verify_copy`] ends it.
 ///
 /// # Errors
 /// [`Error::TargetNotEmpty`], [`Error::OtherCopy`], [`Error::HalfCopy`]; [`Error::Store`] names what a store refused.

@@ -1,6 +1,6 @@
 //! Going over a store piece by piece: names, runs of data, ordered keys, slots, never more at once than one answer.
 //!
-//! Invariant: a walk ends with what was there when its last page was read; nobody else may write meanwhile.
+//! Invariant: a walk ends with what was there when its last page was read; no other client may write meanwhile.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -11,7 +11,7 @@ pub(crate) fn login(client: &str, user: &str) {
     tracing::info!(target: AUDIT, event = "login", client, user);
 }
 
-/// Somebody has not.
+/// A client has not shown that it is this user.
 pub(crate) fn login_failed(client: &str, user: &str) {
     tracing::warn!(target: AUDIT, event = "login failed", client, user);
 }

@@ -82,7 +82,7 @@ impl Default for Logins {
 }
 
 impl Logins {
-    /// Whether the password is that of this user; of nobody it never is.
+    /// Whether the password is that of this user; without a user it never is.
     ///
     /// `address` is where the client comes from, without its port.
     pub(crate) fn check(&self, user: Option<&User>, password: &[u8], address: &str) -> Completion<bool> {
@@ -147,7 +147,7 @@ impl User {
 }
 
 impl State {
-    /// Drops the jobs that nobody waits for any more, where there are many.
+    /// Drops the jobs whose clients wait no more, where there are many.
     fn forget_unwanted(&mut self) {
         if self.jobs.len() + self.doubtful.len() >= LOGINS_WAITING_MAX {
             let wanted = |job: &Job| !matches!(job, Job::Check { promise, .. } if !promise.is_wanted());
@@ -241,7 +241,7 @@ impl Inner {
 }
 
 fn work(inner: &Weak<Inner>) {
-    // It ends with the server: nobody waits then.
+    // It ends with the server: no client waits then.
     while let Some(inner) = inner.upgrade() {
         let job = inner.next();
         // A defect in one login is not the end of all.

@@ -17,7 +17,7 @@ pub struct UnixAccess {
     pub group: Option<String>,
 }
 
-/// Binds a unix socket, in place of one that nobody listens on any more. It does not block.
+/// Binds a unix socket, in place of one that no server listens on any more. It does not block.
 pub(crate) fn bind(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
     let group = access.group.as_deref().map(group_number).transpose()?;
     // Until it has its mode only the owner may connect.
@@ -44,7 +44,7 @@ pub(crate) fn bind(path: &Path, access: &UnixAccess) -> io::Result<UnixListener>
     Ok(listener)
 }
 
-/// Binds, in place of a socket that nobody listens on any more.
+/// Binds, in place of a socket that no server listens on any more.
 fn replace(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

@@ -391,7 +391,7 @@ impl Users {
         let mut user = User::everybody(password);
         user.tokens = token.map(|token| digest(token.as_bytes())).into_iter().collect();
         user.no_password &= token.is_none();
-        // One user has nobody to share a name with.
+        // A single user shares its name with no other.
         Arc::new(Self::with(None, Directory::of(vec![user]).unwrap_or_default()))
     }
 
@@ -513,7 +513,7 @@ impl Users {
         self.directory.load().by_token.get(&digest(token)).filter(|user| user.enabled).cloned()
     }
 
-    /// Whether anybody has a token.
+    /// Whether any user has a token.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.directory.load().by_token.is_empty()
     }
@@ -593,7 +593,7 @@ fn read(file: &Path, password: Option<&str>, token: Option<&str>) -> Result<Dire
         None => {
             let mut user = User::everybody(password);
             user.tokens = token.map(|token| digest(token.as_bytes())).into_iter().collect();
-            // Without a secret he would be everybody.
+            // Without a secret this user would let every client in.
             user.no_password = false;
             user.enabled = password.is_some() || token.is_some();
             users.push(user);
@@ -640,7 +640,8 @@ mod tests {
         {
             assert!(!ann.may(face, name, write), "{face:?} {name} {write}");
         }
-        // Who is not enabled is nobody, and nobody is default without a secret.
+        // The certificate of a user who is not enabled names no user; and a client that shows nothing is not `default`,
+        // which has no secret here.
         assert!(users.by_certificate(&["bob.example".into()]).is_none());
         assert!(users.nobody(Face::Log).is_none() && !users.find(DEFAULT_USER).unwrap().enabled);
     }

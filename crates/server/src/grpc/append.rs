@@ -4,7 +4,7 @@
 //!
 //! All of it is done by the task that writes the stream's answers, when it asks for the next one: no append goes from
 //! task to task. Barriers of a store come in the order of its commits, so that awaiting them in the order of the
-//! appends costs nobody time.
+//! appends delays none.
 //!
 //! Invariants:
 //! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and
@@ -67,7 +67,7 @@ impl Applied {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Told>> {
         let Some(barrier) = &self.barrier else { return Poll::Ready(Ok(())) };
         if self.woken.as_ref().is_some_and(|woken| woken.will_wake(cx.waker())) {
-            // Asked for already: a barrier keeps everybody who asks, as often as he asks.
+            // Asked for already: a barrier keeps every waker that it is given, also the same one again.
             return barrier.state().map_or(Poll::Pending, |reached| Poll::Ready(reached.map_err(Told::from)));
         }
         let polled = barrier.poll(cx).map_err(Told::from);

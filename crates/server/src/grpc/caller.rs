@@ -114,9 +114,9 @@ pub(crate) enum Access {
     Write,
 }
 
-/// The user that calls. A call that came by no guard is nobody's.
+/// The user that calls. A call that came by no guard has no user.
 pub(crate) fn caller<T>(request: &Request<T>) -> Result<Arc<User>, Status> {
-    request.extensions().get::<Arc<User>>().cloned().ok_or_else(|| Status::unauthenticated("nobody calls"))
+    request.extensions().get::<Arc<User>>().cloned().ok_or_else(|| Status::unauthenticated("the call has no user"))
 }
 
 /// Refuses what the user of a call may not do to a log or a table.

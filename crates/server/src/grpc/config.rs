@@ -38,7 +38,8 @@ pub struct Config {
     pub users: Option<Arc<Users>>,
     /// How long calls under way have to finish when the server stops. Default: 3 s.
     pub linger: Duration,
-    /// Whether the objects of the store are served as well: whoever reaches them may change everything. Default: false.
+    /// Whether the objects of the store are served as well: a client that reaches them may change everything. Default:
+    /// false.
     pub objects: bool,
     /// Most connections at once of clients that have made a request, with the token if there is one, 1 to 10,000; the
     /// requests of others are refused. Default: 1,024.
@@ -97,7 +98,7 @@ impl Default for Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token is nobody's business.
+        // A secret: the token is not shown.
         let (listen, unix) = (&self.listen, &self.unix_socket);
         f.debug_struct("Config").field("listen", listen).field("unix_socket", unix).finish_non_exhaustive()
     }
@@ -113,8 +114,8 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid gRPC configuration: {0}")]
     Config(String),
-    /// Everybody who reaches the address could read and write. Use TLS with client certificates or a token, or listen
-    /// on loopback.
+    /// Every client that reaches the address could read and write. Use TLS with client certificates or a token, or
+    /// listen on loopback.
     #[error(
         "refusing to serve gRPC on {0} openly: give a certificate (tls_cert, tls_key), and require client certificates \
          (tls_client_ca) or a token (grpc_token_file), or listen on a loopback address or a unix socket"

@@ -2,7 +2,7 @@
 //!
 //! listener → accept → a stranger's connection → the HTTP/2 server
 //!
-//! Invariant: accepting waits for nobody: who may stay is looked at in [`super::visitor`].
+//! Invariant: accepting waits for no client: [`super::visitor`] looks at which may stay.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -125,7 +125,7 @@ pub(crate) struct Incoming {
     pub(crate) unix: Coming<Visitor<UnixStream>>,
 }
 
-/// Makes the handshakes, each in a task of its own: nobody waits for another's.
+/// Makes the handshakes, each in a task of its own: no client waits for another's.
 async fn encrypt(
     mut plain: mpsc::Receiver<io::Result<Visitor<TcpStream>>>,
     certificates: Arc<Certificates>,

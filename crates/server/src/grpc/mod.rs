@@ -295,7 +295,7 @@ async fn serve(
             .add_routes(routes.clone())
     };
     let stopped = |mut stopping: watch::Receiver<bool>| async move {
-        // Nobody is left who could stop it otherwise.
+        // Once the sender is gone no caller is left that could stop the server: it stops then, too.
         let _ = stopping.wait_for(|stopping| *stopping).await;
     };
     let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));

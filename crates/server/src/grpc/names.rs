@@ -90,7 +90,7 @@ impl Names {
         let mut writers = self.writers.lock();
         let key = (log.id(), name.to_owned());
         if writers.len() >= WRITERS_MAX && !writers.contains_key(&key) {
-            // One that is in use stays: its order is kept by whoever holds it.
+            // One that is in use stays: the calls that hold it keep the order of its appends.
             let idle = writers.iter().filter(|(_, kept)| Arc::strong_count(&kept.writer) == 1);
             let oldest = idle.min_by_key(|(_, kept)| kept.used).map(|(key, _)| key.clone());
             oldest.and_then(|key| writers.remove(&key));

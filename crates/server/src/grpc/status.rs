@@ -42,7 +42,7 @@ impl Told {
         Self::new(Code::Unavailable, "stopping", "the server is stopping")
     }
 
-    /// A writer was opened by somebody else since.
+    /// Another client has opened the writer since.
     pub(crate) fn fenced(message: impl Into<String>) -> Self {
         Self::new(Code::FailedPrecondition, "fenced", message)
     }

@@ -44,7 +44,7 @@ impl Drop for Place {
     }
 }
 
-/// Work that is not begun any more once nobody waits for it.
+/// Work that is not begun any more once its call has stopped waiting for it.
 struct Wanted<T>(JoinHandle<T>);
 
 impl<T> Drop for Wanted<T> {

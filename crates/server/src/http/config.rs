@@ -26,7 +26,7 @@ pub struct Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token is nobody's business.
+        // A secret: the token is not shown.
         let (listen, tls_listen) = (&self.listen, &self.tls_listen);
         f.debug_struct("Config").field("listen", listen).field("tls_listen", tls_listen).finish_non_exhaustive()
     }
@@ -39,8 +39,8 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid HTTP configuration: {0}")]
     Config(String),
-    /// Everybody who reaches the address would be told the figures, or hear the token. Use TLS with a token or client
-    /// certificates, or listen on loopback.
+    /// Every client that reaches the address would be told the figures, or hear the token. Use TLS with a token or
+    /// client certificates, or listen on loopback.
     #[error(
         "refusing to serve HTTP on {0} openly: serve it by TLS (https_listen, tls_cert, tls_key) and require client \
          certificates (tls_client_ca) or a token (http_token_file), or listen on a loopback address"

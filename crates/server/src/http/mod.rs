@@ -178,7 +178,7 @@ impl Server {
         let thread = std::thread::Builder::new().name("esker-http".into()).spawn(move || {
             runtime.block_on(async {
                 for door in doors {
-                    // Of its own: who can reach one address keeps nobody from another.
+                    // Of its own: clients of one address keep none from another address.
                     let strangers = Strangers::new(CONNECTIONS_MAX, PATIENCE);
                     let answers = Arc::new(Answers { source: Arc::clone(&source), handle: handle.clone() });
                     tokio::spawn(accept(door, strangers, answers));
@@ -255,7 +255,7 @@ impl Door {
 /// Answers one connection.
 type Conversation = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What is told, and to whom.
+/// What is told, and which clients are told it.
 struct Answers {
     source: Arc<dyn Source>,
     handle: Handle,

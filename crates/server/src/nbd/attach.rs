@@ -2,17 +2,16 @@
 //!
 //! first client → lock → [`Attached`], one handle for all connections → last client leaves → unlock
 //!
-//! A lock that is there already is somebody's: clients may only read then. It is broken by itself only where nobody can
-//! be behind it:
-//! it is this server's own, being given back just now; or it is that of a server or an import, and no other process can
-//! have the store
-//! open ([`Locking::alone`]), so that process was killed. A lock that a person took (`esker volume lock add`) is never
-//! broken here.
+//! An image that is locked already has an owner: clients may only read it then. The server breaks a lock only where no
+//! owner can be behind it: it is this server's own, being given back just now; or it is that of a server or an import,
+//! and no other process can have the store open ([`Locking::alone`]), so that process was killed. A lock that a person
+//! took (`esker volume lock add`) is never broken here.
 //!
 //! Invariants:
 //! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of
 //!    them.
-//! 2. A handle whose lock was lost is handed out no more; whoever has it is refused every write, for good.
+//! 2. A handle whose lock was lost is handed out no more; a client that has it is refused every write, for
+//!    good.
 //! 3. A lock is broken by the epoch that was seen, never one that came later.
 
 use std::collections::HashMap;
@@ -27,7 +26,7 @@ use parking_lot::Mutex;
 pub const SERVER_OWNER: &str = "nbd/";
 /// How often a lock is tried for while others come and go.
 const ATTEMPTS_MAX: u32 = 100;
-/// Above so many places those that nobody sits on are cleared away.
+/// Above so many seats those without a client are cleared away.
 const SEATS_KEPT: usize = 1_024;
 
 /// How a server locks the images that its clients write.
@@ -70,7 +69,7 @@ impl Attachments {
     /// An image for one more client: by the handle that the others have, or by a new one that took the lock.
     ///
     /// # Errors
-    /// [`Error::Locked`] if anybody else has it; those of opening and locking an image.
+    /// [`Error::Locked`] if another owner has it; those of opening and locking an image.
     pub(crate) fn attach(&self, volumes: &Volumes, name: &str) -> Result<Arc<Attached>> {
         let image = volumes.image(name)?;
         if !volumes.abilities().locks {
@@ -85,7 +84,7 @@ impl Attachments {
             return Ok(attached);
         }
         let epoch = match self.take(&image) {
-            // Nobody writes to it, whoever attaches.
+            // The store takes no writes: a client that attaches only reads, and needs no lock.
             Err(Error::Store(StoreError::ReadOnly)) => return Ok(Arc::new(Attached::unlocked(image))),
             other => other?,
         };
@@ -126,7 +125,7 @@ impl Attachments {
     fn seat(&self, id: u64) -> Seat {
         let mut seats = self.seats.lock();
         if seats.len() > SEATS_KEPT {
-            // Whoever is about to sit down has a clone.
+            // A client that is about to take its seat has a clone of it.
             seats.retain(|_, seat| Arc::strong_count(seat) > 1 || seat.lock().strong_count() > 0);
         }
         Arc::clone(seats.entry(id).or_default())
@@ -161,7 +160,7 @@ impl Attachments {
 }
 
 impl Attached {
-    /// A handle that writes as long as nobody locks the image.
+    /// A handle that writes as long as no owner locks the image.
     pub(crate) fn unlocked(image: Image) -> Self {
         Self { image, locked: false, lost: AtomicBool::new(false), restarted: AtomicBool::new(false) }
     }

@@ -4,8 +4,8 @@
 //! [`Place`] (of a URI) → [`Client::connect`] → [`Client::send`] … [`Client::receive`] …, or one call at a time: read,
 //! write, flush
 //!
-//! Requests are kept until [`Client::receive`] needs the socket, so that many go out together. Whoever sends much
-//! payload at once must not ask for much at the same time: nobody reads replies while requests are sent.
+//! Requests are kept until [`Client::receive`] needs the socket, so that many go out together. A caller that sends much
+//! payload at once must not ask for much at the same time: the client reads no replies while it sends requests.
 //!
 //! Invariants:
 //! 1. No length that the server tells is believed beyond what was asked for, or a limit.
@@ -53,7 +53,7 @@ pub enum ClientError {
         /// What is wrong with it.
         why: String,
     },
-    /// Nobody answers there. Start the server, or fix the address.
+    /// No server answers there. Start the server, or fix the address.
     #[error("cannot connect to {address}")]
     Connect {
         /// The address.
@@ -103,7 +103,7 @@ pub struct Place {
     pub export: String,
     /// How the connection is encrypted; `None`: it is not.
     pub tls: Option<Tls>,
-    /// Other addresses of the host, tried where nobody answers at the first.
+    /// Other addresses of the host, tried where no server answers at the first.
     pub others: Vec<SocketAddr>,
 }
 

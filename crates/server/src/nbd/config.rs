@@ -104,7 +104,7 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid NBD configuration: {0}")]
     Config(String),
-    /// Everybody who reaches the address could read and write. Require client certificates, or listen on loopback.
+    /// Every client that reaches the address could read and write. Require client certificates, or listen on loopback.
     #[error(
         "refusing to serve disks on {0} without client certificates: require them (tls_cert, tls_key, tls_client_ca), \
          or listen on a loopback address or a unix socket"
@@ -182,7 +182,7 @@ mod tests {
         assert!(Config { tls: files(Some("a".into())), ..open.clone() }.check().is_ok());
         assert!(
             Config { tls: files(Some("a".into())), tls_mode: TlsMode::Allowed, ..open }.check().is_err(),
-            "whoever does not encrypt shows no certificate"
+            "a client that does not encrypt shows no certificate"
         );
     }
 

@@ -80,7 +80,7 @@ pub enum Fault {
     /// The request makes no sense. The client mends it.
     #[error("{0}")]
     Invalid(String),
-    /// The export is read-only, or somebody else holds it. Another export, or the lock.
+    /// The export is read-only, or another owner holds its lock. Use another export, or get the lock.
     #[error("{0}")]
     NotPermitted(String),
     /// No room for it, or past the end. Free space, or grow.

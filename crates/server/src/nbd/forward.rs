@@ -39,7 +39,7 @@ pub struct Forwarded {
     patience: Duration,
     size: u64,
     flags: u16,
-    /// Connections that nobody uses, each with the epoch that it was made in.
+    /// Connections that no request uses, each with the epoch that it was made in.
     idle: Mutex<Vec<(Client, u64)>>,
     /// The connection for flushes alone; `None` while it is being made anew.
     anchor: Mutex<Option<Client>>,

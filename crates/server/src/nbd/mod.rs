@@ -304,7 +304,7 @@ impl Shared {
             admit: &|| {
                 let admitted = self.admit(number);
                 if admitted {
-                    // From here on it makes room for nobody; attaching may take its time.
+                    // From here on it makes room for no other stranger; attaching may take its time.
                     stranger.take();
                 }
                 admitted

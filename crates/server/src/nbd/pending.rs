@@ -166,7 +166,7 @@ mod tests {
             pending.close();
             let refused = promises.pop();
             refused.into_iter().for_each(|promise| promise.fulfil((Err(Error::Closed), None)));
-            // One that nobody fulfils is told of too.
+            // A promise that is dropped unfulfilled is told of too.
             while pending.len() > 1 {
                 std::thread::yield_now();
             }

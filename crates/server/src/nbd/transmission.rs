@@ -14,8 +14,8 @@
 //!                        └─ only begun by the store → `pending` → a thread tells it when it ends
 //!
 //! Invariants:
-//! 1. Nobody waits with a reply in hand: before the lead waits for the socket it sends its replies, and sees to it that
-//!    somebody settles what is waiting.
+//! 1. No thread waits with a reply in hand: before the lead waits for the socket it sends its replies, and sees to it
+//!    that a thread settles what is waiting.
 //! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is
 //!    received.
 //! 3. A client that does not read its replies holds up threads of its own connection only.
@@ -173,7 +173,8 @@ impl<'t> Transmission<'t> {
                 Next::End
             });
             if matches!(next, Next::End) {
-                // Before the lead is given away: whoever takes it must not wait for a client that has said its last.
+                // Before the lead is given away: the thread that takes it must not wait for a client that has said its
+                // last.
                 self.closing.store(true, Ordering::SeqCst);
             }
             drop(input);
@@ -220,7 +221,7 @@ impl<'t> Transmission<'t> {
                 input.buffered().len() - REQUEST_BYTES >= payload
             });
             if !whole || replies.len() > BATCH_BYTES {
-                // Nobody knows when the rest comes.
+                // The rest may be long in coming.
                 self.send(replies);
             }
             if !whole && self.may_settle() {
@@ -307,8 +308,8 @@ impl<'t> Transmission<'t> {
         }
     }
 
-    /// Somebody takes the lead when it is given away: a thread that waits for it, a new one, or the next that has done
-    /// its part.
+    /// Sees to it that a thread takes the lead when it is given away: one that waits for it, a new one, or the next
+    /// that has done its part.
     fn ensure_follower<'s>(&'s self, scope: &'s Scope<'s, '_>) {
         let threads = self.threads.load(Ordering::SeqCst);
         if self.idle.load(Ordering::SeqCst) > 0 || threads >= self.config.threads_per_connection {
@@ -495,12 +496,12 @@ impl<'t> Transmission<'t> {
         }
         self.output.socket.shutdown(Shutdown::Both);
         self.room.notify_all();
-        // Whoever looked before waits by now.
+        // A thread that looked before waits by now.
         drop(self.ready.lock());
         self.sent.notify_all();
     }
 
-    /// Whether answers wait and nobody settles them; the caller does then, having asked for the sync.
+    /// Whether answers wait and no thread settles them; the caller does then, having asked for the sync.
     fn may_settle(&self) -> bool {
         let mut waiting = self.waiting.lock();
         let unasked = std::mem::take(&mut waiting.unasked);

@@ -128,7 +128,7 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid server configuration: {0}")]
     Config(String),
-    /// Without a password everybody who reaches the address could read and write. Set one, or listen on loopback.
+    /// Without a password every client that reaches the address could read and write. Set one, or listen on loopback.
     #[error("refusing to listen on {0} without a password: set one, or listen on a loopback address")]
     NoPassword(SocketAddr),
     /// The address cannot be listened on. Choose another, or stop who has it.

@@ -222,7 +222,7 @@ impl Connection {
                 }
             }
         }
-        // Nobody would wake the loop for a reply that was not asked for since its command was run.
+        // No waker would wake the loop for a reply that was not asked for since its command was run.
         Ok(match self.reply_if_here(executor) {
             Late::Nothing => self.stalled || self.readable,
             Late::Reply => false,

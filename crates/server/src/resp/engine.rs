@@ -1,6 +1,6 @@
 //! What the server lets others tell about the engine below, without knowing it.
 //!
-//! INFO, CONFIG GET → [`EngineInfo`] ← CONFIG SET; whoever wires server and engine together implements it.
+//! INFO, CONFIG GET → [`EngineInfo`] ← CONFIG SET; the program that wires server and engine together implements it.
 
 /// How what is below stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! registered, one for the whole loop → the commit wakes the poll once → all that it covers is sent
 //!
 //! Invariants:
-//! 1. At most one waker is registered with the store per loop: that of the lowest barrier anybody waits for. The
-//!    highest is asked for, so that the next group is under way meanwhile.
+//! 1. At most one waker is registered with the store per loop: that of the lowest barrier that a connection
+//!    waits for. The highest is asked for, so that the next group is under way meanwhile.
 //! 2. The first loop accepts; connections are dealt out in turn and stay where they are.
 
 use std::io::{self, ErrorKind};
@@ -49,7 +49,7 @@ struct WakePoll(Arc<Waker>);
 
 impl Wake for WakePoll {
     fn wake(self: Arc<Self>) {
-        // It fails only once the loop is gone, and then nobody waits.
+        // It fails only once the loop is gone, and then no connection waits.
         let _ = self.0.wake();
     }
 }
@@ -352,7 +352,7 @@ impl EventLoop {
         for at in 0..self.listeners.len() {
             for turn in 0.. {
                 if turn == ACCEPTS_PER_TURN {
-                    // The rest is dealt with in the next round; nobody would tell of it again.
+                    // The next round deals with the rest: the poll would not tell of it again.
                     self.accept_again = true;
                     break;
                 }

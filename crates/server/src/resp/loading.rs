@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. No address refuses a connection between the first bind and the server's end.
-//! 2. Connections, and what each may have sent without an answer, are bounded: nobody has been authenticated yet.
+//! 2. Connections, and what each may have sent without an answer, are bounded: no client has been authenticated yet.
 
 use std::time::Duration;
 

@@ -64,7 +64,7 @@ impl Refusal {
         match self {
             Self::Text(text) => text.clone(),
             Self::Store(error) => store_error_line(error).into(),
-            // It is met before anybody is told.
+            // The server meets it before a client is told.
             Self::OnItsWay => "ERR a value is on its way".into(),
         }
     }

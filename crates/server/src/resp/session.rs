@@ -138,7 +138,7 @@ impl Session {
         self.rights = Some(Rights::of(user));
     }
 
-    /// It is the user's of clients that say no name, if he needs no password; else nobody's.
+    /// It is the user's of clients that say no name, if he needs no password; else it has no user.
     pub(crate) fn become_nobody(&mut self, shared: &Shared) {
         // Before the look, so that a change meanwhile is seen.
         let generation = shared.users.generation();

@@ -149,7 +149,7 @@ pub(crate) struct Shared {
     /// Clients disconnected for the memory of all.
     pub(crate) evicted: AtomicU64,
     pub(crate) expired: AtomicU64,
-    /// How often CLIENT KILL marked somebody.
+    /// How often a client was marked to be disconnected by its own loop.
     pub(crate) kills: AtomicU64,
     pub(crate) loops: Vec<LoopStats>,
     pub(crate) command_stats: CommandStats,

@@ -6,7 +6,7 @@
 //! 1. A writer tells watchers while it holds the stripe that the watcher held when it registered: a watcher that
 //!    read the old value is told, before EXEC can get its own lock.
 //! 2. EXEC compares what watched keys hold with what WATCH saw: so it finds what another process has changed, which
-//!    tells nobody here, unless that process took it back or changed a hash's field.
+//!    tells no watcher here, unless that process took it back or changed a hash's field.
 //! 3. Writers that take no transaction ask [`Keyspace::blindly`](crate::resp::keyspace::Keyspace::blindly) first, whose
 //!    lock a watcher takes to announce itself.
 

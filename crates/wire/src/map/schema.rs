@@ -53,7 +53,7 @@ pub fn decode_schema(message: Option<proto::Schema>) -> Result<Schema> {
     Ok(message.indexes.into_iter().fold(schema, Schema::index))
 }
 
-/// A table that is described. An index that is being built is there for nobody who reads, and is left out.
+/// A table that is described. An index that is being built is there for no reader, and is left out.
 pub fn encode_table(table: &Table) -> proto::DescribeTableResponse {
     let named = |id: u16| table.column_numbered(id).map(|column| column.name.clone());
     let clustering = |(id, order): &(u16, Order)| Some(encode_clustering(&named(*id)?, *order));

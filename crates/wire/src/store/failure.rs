@@ -39,7 +39,7 @@ pub fn name_error(error: &StoreError) -> Named {
         | StoreError::NotServing { .. }
         | StoreError::Closed
         | StoreError::Busy { .. } => (Code::Unavailable, "store"),
-        // What is added later is nobody's to repeat until somebody has looked at it.
+        // No client repeats what is added later, until a developer has looked at it.
         _ => (Code::Internal, "store"),
     };
     Named::new(code, name)

@@ -123,7 +123,7 @@ impl Client {
         (old > 0 && self.rng.u32(0..OLD) == 0).then(|| self.rng.u64(0..old))
     }
 
-    /// A value that nobody else writes.
+    /// A value that no other client writes.
     pub(super) fn value(&mut self) -> String {
         self.next_value += 1;
         format!("{}.{}.{}", self.role.me, self.role.life, self.next_value)

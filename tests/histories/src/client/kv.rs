@@ -208,13 +208,13 @@ fn put(client: &mut Client, group: &Group<'_>, key: u64, values: &[Held; 1]) -> 
     })?;
     if client.broken(Breakage::Twice) && client.rng.u8(0..3) == 0 {
         std::thread::sleep(std::time::Duration::from_millis(30));
-        // Nobody is told what becomes of it.
+        // It is not noted: the history does not know of it.
         let _ = group.namespace.put(group.key(key), &value).wait();
     }
     Ok(())
 }
 
-/// Reads two keys and writes both, if nobody changed them meanwhile.
+/// Reads two keys and writes both, if no other client changed them meanwhile.
 fn transact(client: &mut Client, kv: &Kv, group: &Group<'_>) -> Result<(), Failure> {
     let keys = client.some_keys(2..=2);
     let removes = client.rng.u8(0..4) == 0;

@@ -86,7 +86,7 @@ pub(super) fn play(client: &mut Client) -> Result<(), Failure> {
     // The highest tail that was seen of each.
     let mut tails = [0; 2];
     while client.goes_on() {
-        // Whoever writes to the second deposes the others, each time.
+        // A client that writes to the second deposes the others, each time.
         let which = usize::from(client.rng.u8(0..5) == 0);
         step(client, &logs[which], &mut tails[which])?;
     }

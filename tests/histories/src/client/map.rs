@@ -117,7 +117,7 @@ impl Table {
                 let Some(slot) = found.get_mut(*number as usize).filter(|_| ordered) else {
                     return Answer::failed(
                         Outcome::Fault,
-                        &format!("rows that nobody wrote, or out of order: {page:?}"),
+                        &format!("rows that no client wrote, or out of order: {page:?}"),
                     );
                 };
                 *slot = Some(shown(record));

@@ -55,7 +55,7 @@ enum Action {
         #[command(flatten)]
         limits: Limits,
     },
-    /// Hand out the positions of logs to many writers, or stand by for whoever does
+    /// Hand out the positions of logs to many writers, or stand by for the sequencer that does
     Sequencer(LogSequencer),
     /// Append what stdin has
     Append(append::Append),
@@ -103,7 +103,7 @@ enum Action {
         #[arg(value_name = "LOG")]
         name: String,
     },
-    /// Give a log another name; whoever has it open goes on
+    /// Give a log another name; processes that have it open go on
     Rename {
         /// The log
         #[arg(value_name = "LOG")]

@@ -284,7 +284,7 @@ pub(super) fn each(
 }
 
 fn line(record: &Record) -> String {
-    // A tab or a line feed in a text would end its column: JSON's escapes are known to everybody.
+    // A tab or a line feed in a text would end its column: JSON's escapes are known to every reader.
     let plain = |text: String| {
         if text.contains(['\t', '\n', '\r']) { serde_json::Value::from(text).to_string() } else { text }
     };

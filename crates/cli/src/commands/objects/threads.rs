@@ -137,7 +137,7 @@ impl Load<'_> {
             latency: Latency::of(&latencies),
             device_write_bytes: between(before.write_bytes, after.write_bytes),
             syncs: between(before.syncs, after.syncs),
-            // A figure that has never moved is of a device whose flushes nobody counts.
+            // A figure that has never moved is of a device whose flushes the kernel does not count.
             device_flushes: between(before.flushes, after.flushes.filter(|flushes| *flushes > 0)),
             cpu_seconds: after.cpu_seconds - before.cpu_seconds,
         })

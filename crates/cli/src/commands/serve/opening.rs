@@ -3,7 +3,7 @@
 //!
 //! sockets → a thread opens the store → until it has: answer, print a line a second, look for a signal
 //!
-//! Invariant: until the store is open nothing of it has been promised to anybody, so the process may end at any time.
+//! Invariant: until the store is open nothing of it has been promised to a client, so the process may end at any time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::exit::Failure;
 
 /// Clients are answered, and signals looked for, so often.
 const TICK: Duration = Duration::from_millis(10);
-/// A store that is open sooner tells nobody that it was not: who connects meanwhile is answered then.
+/// A store that is open sooner tells no client that it was not: one that connects meanwhile is answered then.
 const SOON: Duration = Duration::from_millis(300);
 /// A line is printed so often; none where opening takes less.
 const LINE: Duration = Duration::from_secs(1);

@@ -104,7 +104,7 @@ impl Map {
         let mut attached = tool.attach(&export, inside.folder(), &mut || signals.pending().next().is_some())?;
         let stayed = stay(&mut attached, &mut signals, &export.uri, &name, context.json);
         let stopped = inside.stop();
-        // Before whoever waits for what is mapped to be gone.
+        // Before the mapping is gone, which `unmap` waits for.
         let closed = context.store.close().map_err(Failure::from);
         drop(attached);
         stayed.and(stopped).and(closed)
@@ -175,7 +175,7 @@ impl Unmap {
     }
 }
 
-/// Stays until somebody detaches, a signal comes, or the tool ends.
+/// Stays until a user detaches the disk, a signal comes, or the tool ends.
 fn stay(attached: &mut Attached, signals: &mut Signals, uri: &str, name: &str, json: bool) -> Result<(), Failure> {
     let (at, mount) = (attached.path().display().to_string(), attached.mount_options());
     let text = format!(

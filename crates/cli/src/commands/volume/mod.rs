@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. Only `create`, `clone` and `import` make images, and only `create` and `import` make a store.
 //! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left for the background.
-//! 3. The lock that a killed server left is in nobody's way, that of a person is in everybody's.
+//! 3. The lock that a killed server left keeps no writer out, that of a person keeps out every one.
 
 mod bench;
 mod context;
@@ -132,7 +132,7 @@ enum Lock {
         /// The image
         image: String,
     },
-    /// Take it: nobody else writes until it is broken
+    /// Take it: no other owner writes until it is broken
     Add {
         /// The image
         image: String,

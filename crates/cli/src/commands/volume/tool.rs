@@ -247,15 +247,15 @@ impl Attached {
             None => Ok(false),
             Some(status) if status.success() => Ok(true),
             Some(status) => {
-                // Killed, or ended by its own defect when the server went away: the mount would stay, and answer
-                // nobody.
+                // Killed, or ended by its own defect when the server went away: the mount would stay, and answer no
+                // process.
                 self.give_up();
                 Err(failed(format!("nbdfuse ended: {status}")))
             }
         }
     }
 
-    /// Begins to detach, if nobody uses the disk.
+    /// Begins to detach, if no process uses the disk.
     pub(super) fn detach(&self) -> Result<(), Detached> {
         match &self.tool {
             Tool::Fuse { unmount, file, .. } => detach_file(unmount, &file.path),
@@ -301,7 +301,7 @@ fn detach_file(unmount: &Path, path: &Path) -> Result<(), Detached> {
 }
 
 fn detach_device(program: &Path, device: &Path) -> Result<(), Detached> {
-    // nbd-client would take away a mounted device; opened like this it must be nobody's.
+    // nbd-client would take away a mounted device; opened like this, it must have no other user.
     let alone = OpenOptions::new().read(true).custom_flags(OFlags::EXCL.bits() as i32).open(device);
     match alone {
         Ok(file) => drop(file),
@@ -336,7 +336,7 @@ pub(super) fn unmap(path: &Path) -> Result<(), Failure> {
         } else {
             match File::open(path) {
                 Err(error) => error.kind() == ErrorKind::NotFound,
-                // Whoever mapped it holds the lock to its end, also to a bad one.
+                // The process that mapped it holds the lock to its end, also to a bad one.
                 Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
             }
         };

@@ -132,7 +132,7 @@ fn patterns(keys: &[Keys]) -> String {
     keys.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a user reaches every channel, as far as there are any: the user of everybody does.
+/// Whether a user reaches every channel, as far as there are any: the default user does.
 fn channels(user: &User) -> &'static str {
     if user.name() == DEFAULT_USER { "&*" } else { "" }
 }
@@ -477,8 +477,8 @@ fn set_user(call: &mut Call<'_>) -> Outcome {
     let work = move || {
         let (users, wakers) = shared;
         let mut outcome = Ok(());
-        // What takes its time is done before anybody else has to wait for it, on a copy: a word may take back what one
-        // before it gave, and the first that is wrong is told.
+        // What takes its time is done before other clients have to wait for it, on a copy: a word may take back what
+        // one before it gave, and the first that is wrong is told.
         let mut copy = users.find(&name).map_or_else(|| User::new(&name), Arc::unwrap_or_clone);
         let mut ready = Vec::new();
         for (word, change) in changes {

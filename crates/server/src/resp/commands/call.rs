@@ -33,7 +33,7 @@ pub(crate) enum Run {
     Plain(fn(&mut Call<'_>) -> Outcome),
     /// In a transaction that holds the stripes of its keys.
     Data(fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
-    /// In a transaction that keeps everybody else out.
+    /// In a transaction that keeps all other clients out.
     Exclusive(fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
     /// Outside MULTI by the first, if that answers true; else as `Data`.
     Fast(fn(&mut Call<'_>) -> Result<bool, Refusal>, fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),

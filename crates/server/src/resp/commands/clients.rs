@@ -94,7 +94,7 @@ fn no_redirection(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Options that change nothing here: nobody is evicted, no key ages.
+/// Options that change nothing here: no client is evicted, no key ages.
 fn switch(call: &mut Call<'_>) -> Outcome {
     if !is(call.arg(2), "on") && !is(call.arg(2), "off") {
         return Err(SYNTAX.into());

@@ -75,7 +75,7 @@ fn shown_whole(name: &[u8]) -> String {
 fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     let generation = call.shared.users.generation();
     let too_long = user.len() > USER_NAME_BYTES_MAX || password.len() > PASSWORD_BYTES_MAX;
-    // What is too long is nobody's, and not kept.
+    // A name or password that is too long is no user's, and is not kept.
     let (name, password) = if too_long { (shown(user), &b""[..]) } else { (shown_whole(user), password) };
     let user = call.shared.users.find(&name).filter(|user| !too_long && user.uses(Face::Kv));
     let client = &call.session.client;

@@ -16,7 +16,7 @@ struct Options {
     expires_ms: Option<u64>,
 }
 
-/// SET without options: one blind write, while no key can hold what has to go with it and nobody watches.
+/// SET without options: one blind write, while no key can hold what has to go with it and no client watches.
 pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     if call.args.len() != 3 {
         return Ok(false);

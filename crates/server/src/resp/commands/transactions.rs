@@ -112,7 +112,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let writes = queue.commands.iter().any(|queued| flags(queued) & WRITE != 0);
     let (keys, all_told) = keys_of(call, &queue);
     let alone = !all_told || keys.is_empty();
-    // Nobody writes what is watched between the look at it and the commit.
+    // No client writes what is watched between the look at it and the commit.
     let seen: Vec<(u8, Vec<u8>)> =
         call.session.watched.iter().map(|watched| (watched.database, watched.key.clone())).collect();
     let watched = seen.iter().map(|(index, key)| (&key[..], *index));
@@ -171,7 +171,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             let first_watched = located.len() - seen.len();
             for (index, (namespace, key)) in located.iter().enumerate() {
                 let entry = txn.get(namespace, *key)?;
-                // Another process may have changed it, of which nobody here is told.
+                // Another process may have changed it, of which no watcher here is told.
                 let watched = index.checked_sub(first_watched).and_then(|index| call.session.watched.get(index));
                 if watched.is_some_and(|watched| watched.seen != keyspace.watches.seen(entry.as_ref())) {
                     call.reply.null_array();
@@ -203,7 +203,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             began = ended;
             Ok(())
         });
-        // What it has told itself, while nobody else changes what it watches.
+        // Its own commands have told it so: no other client changes what it watches meanwhile.
         call.session.dirty.store(false, Ordering::SeqCst);
         ran
     });
@@ -236,8 +236,8 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
 /// Commands without data that may be run again.
 const HARMLESS: &[&str] = &["ping", "echo", "select", "time", "command", "lastsave", "role", "info", "dbsize"];
 
-/// The keys that the commands of a transaction name, and whether that is all they touch; if not, it keeps everybody
-/// else out.
+/// The keys that the commands of a transaction name, and whether that is all they touch; if not, it keeps all
+/// other clients out.
 fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> (Vec<(&'q [u8], u8)>, bool) {
     let mut database = call.session.database;
     let (mut keys, mut all_told) = (Vec::new(), true);

@@ -213,7 +213,7 @@ impl CommitBench {
         let options = Options { policy: CommitPolicy::Batch, ..Options::default() };
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, options)?);
         let outcome = (|| {
-            // Nothing expires, and no token is shown to anybody.
+            // Nothing expires, and no token is shown to a client.
             let map = Waist::open(Arc::clone(&engine) as Arc<dyn ObjectStore>, Arc::new(|| 0), [0; 32])?;
             let table = TableName::new("bench", "rows");
             fill(&map, &table, self.clients_max() * measure::OWN_ROWS)?;

@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(row(1)[column("records each")].as_f64(), Some(1.0));
         assert_eq!(row(1)[column("records/sync")].as_f64(), Some(16.0));
         assert_eq!(row(1)[column("syncs/s")].as_f64(), Some(125.0));
-        assert!(row(2)[column("syncs each")].is_null(), "nobody counts them");
+        assert!(row(2)[column("syncs each")].is_null(), "the peer does not count them");
         assert!(tables.iter().all(|table| table.rows.iter().all(|row| row.len() == table.columns.len())));
     }
 
