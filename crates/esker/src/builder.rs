@@ -241,8 +241,7 @@ impl Builder {
         self
     }
 
-    /// Longest time that a write stays unsynced while no caller waits for it (option `async_flush`). One second by
-    /// default.
+    /// Longest time that a write stays unsynced while no caller waits for it (option `async_flush`). Default: 1 s.
     pub fn async_flush(mut self, longest: Duration) -> Self {
         self.options.async_flush = longest;
         self

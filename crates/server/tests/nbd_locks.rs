@@ -169,8 +169,7 @@ fn late_writes_of_a_server_that_was_taken_over_are_refused_and_it_says_so() {
     assert_eq!(client.read(0, 8).unwrap(), b"new!\0\0\0\0", "reading goes on");
     assert!(server.refusal().contains("locked by nbd/other"));
     other.unlock().unwrap();
-    // A client that attaches now starts from what is there; one that was attached before does not know it, and stays
-    // out.
+    // A client that attaches now starts from what is there; one from before does not know it, and stays out.
     let mut fresh = server.attach();
     fresh.write(0, b"next", false).unwrap();
     assert_eq!(code_of(client.write(0, b"late", false)), code::PERM);

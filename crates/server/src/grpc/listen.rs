@@ -2,7 +2,7 @@
 //!
 //! listener → accept → a stranger's connection → the HTTP/2 server
 //!
-//! Invariant: accepting waits for no client: [`super::visitor`] looks at which may stay.
+//! Invariant: accepting waits for no client: [`super::visitor`] decides which may stay.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -178,7 +178,7 @@ impl Server {
         let thread = std::thread::Builder::new().name("esker-http".into()).spawn(move || {
             runtime.block_on(async {
                 for door in doors {
-                    // Of its own: clients of one address keep none from another address.
+                    // Each door has its own, so that clients at one address keep none from another.
                     let strangers = Strangers::new(CONNECTIONS_MAX, PATIENCE);
                     let answers = Arc::new(Answers { source: Arc::clone(&source), handle: handle.clone() });
                     tokio::spawn(accept(door, strangers, answers));

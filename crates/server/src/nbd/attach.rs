@@ -10,8 +10,7 @@
 //! Invariants:
 //! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of
 //!    them.
-//! 2. A handle whose lock was lost is handed out no more; a client that has it is refused every write, for
-//!    good.
+//! 2. A handle whose lock was lost is handed out no more; a client that has it is refused every write, for good.
 //! 3. A lock is broken by the epoch that was seen, never one that came later.
 
 use std::collections::HashMap;

@@ -173,8 +173,7 @@ impl<'t> Transmission<'t> {
                 Next::End
             });
             if matches!(next, Next::End) {
-                // Before the lead is given away: the thread that takes it must not wait for a client that has said its
-                // last.
+                // Before the lead is given away: its next thread must not wait for a client that has said its last.
                 self.closing.store(true, Ordering::SeqCst);
             }
             drop(input);

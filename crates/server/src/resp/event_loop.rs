@@ -4,8 +4,8 @@
 //! registered, one for the whole loop → the commit wakes the poll once → all that it covers is sent
 //!
 //! Invariants:
-//! 1. At most one waker is registered with the store per loop: that of the lowest barrier that a connection
-//!    waits for. The highest is asked for, so that the next group is under way meanwhile.
+//! 1. At most one waker is registered with the store per loop: that of the lowest barrier that a connection waits
+//!    for. The highest is asked for, so that the next group is under way meanwhile.
 //! 2. The first loop accepts; connections are dealt out in turn and stay where they are.
 
 use std::io::{self, ErrorKind};

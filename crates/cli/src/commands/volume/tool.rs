@@ -247,8 +247,8 @@ impl Attached {
             None => Ok(false),
             Some(status) if status.success() => Ok(true),
             Some(status) => {
-                // Killed, or ended by its own defect when the server went away: the mount would stay, and answer no
-                // process.
+                // Killed, or ended by its own defect when the server went away: the mount would stay, and no
+                // process would get an answer.
                 self.give_up();
                 Err(failed(format!("nbdfuse ended: {status}")))
             }

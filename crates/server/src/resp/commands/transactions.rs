@@ -236,8 +236,8 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
 /// Commands without data that may be run again.
 const HARMLESS: &[&str] = &["ping", "echo", "select", "time", "command", "lastsave", "role", "info", "dbsize"];
 
-/// The keys that the commands of a transaction name, and whether that is all they touch; if not, it keeps all
-/// other clients out.
+/// The keys that the commands of a transaction name, and whether that is all they touch; if not, it keeps all other
+/// clients out.
 fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> (Vec<(&'q [u8], u8)>, bool) {
     let mut database = call.session.database;
     let (mut keys, mut all_told) = (Vec::new(), true);
