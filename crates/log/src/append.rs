@@ -284,7 +284,14 @@ impl Log {
                 }
                 other => other,
             };
-            if let Some(cause) = unanswered {
+            let forgotten = || {
+                // The client sends again what got no answer. A store far away that has forgotten by then that it
+                // applied it finds it in its own way.
+                let may_be_ours = self.inner.capability.afar && matches!(outcome, Ok(Outcome::Taken));
+                may_be_ours
+                    .then(|| StoreError::Unknown { cause: "the position is taken, perhaps by this entry".into() })
+            };
+            if let Some(cause) = unanswered.or_else(forgotten) {
                 // Taken: by ourselves, perhaps. Trimmed, or sealed: after we came, perhaps.
                 return match outcome.and_then(|_| self.resolve(position, batch.nonce)) {
                     Ok(true) => match self.read(position) {

@@ -24,6 +24,8 @@ use crate::{Error, Result, head};
 pub const RETAIN_POSITIONS: u64 = 1 << 20;
 /// Positions in a row that one call of [`Log::retain`] passes over, to be filled if an old entry follows.
 const HOLES_MAX: usize = 4_096;
+/// Positions of an object that are trimmed in one transaction, where each may have bytes of its own.
+const TRIM_AT_ONCE: u64 = 4_096;
 /// Samples per stripe where the bytes of a log are estimated.
 const SAMPLES: u64 = 16;
 
@@ -226,28 +228,33 @@ impl Log {
             let object = view.object(self.inner.id, stripe, column);
             let trimmed =
                 self.store().xattr(&object, TRIM).wait()?.as_deref().and_then(format::number_from).unwrap_or(0);
-            if below <= trimmed {
-                continue;
+            let mut from = trimmed;
+            while from < below {
+                // Each entry may be a change of its own, and a store takes so many of them at once.
+                let (to, runs) = match layout {
+                    crate::Layout::Stream => {
+                        let to = below.min(from + TRIM_AT_ONCE);
+                        (to, self.placed_below(stripe, column, from..to)?)
+                    }
+                    _ => (below, Vec::new()),
+                };
+                // Others may have trimmed further meanwhile: what is trimmed never becomes less.
+                let mut guards = Guards::default();
+                guards.untrimmed(&object, to);
+                guards.txn.be_relied_on();
+                let mut txn = guards
+                    .txn
+                    .giving_back()
+                    .guard(&object, Condition::Exists)
+                    .change(&object, Change::number(TRIM, to))
+                    .change(&object, cells::remove_below(layout, to));
+                for (offset, len) in runs {
+                    txn.push(&object, Change::Zero { offset, len });
+                }
+                // A guard that fails: trimmed further meanwhile, and gone.
+                submit_guarded(self.store(), txn)?;
+                from = to;
             }
-            let runs = match layout {
-                crate::Layout::Stream => self.placed_below(stripe, column, trimmed..below)?,
-                _ => Vec::new(),
-            };
-            // Others may have trimmed further meanwhile: what is trimmed never becomes less.
-            let mut guards = Guards::default();
-            guards.untrimmed(&object, below);
-            guards.txn.be_relied_on();
-            let mut txn = guards
-                .txn
-                .giving_back()
-                .guard(&object, Condition::Exists)
-                .change(&object, Change::number(TRIM, below))
-                .change(&object, cells::remove_below(layout, below));
-            for (offset, len) in runs {
-                txn.push(&object, Change::Zero { offset, len });
-            }
-            // A guard that fails: trimmed further meanwhile, and gone.
-            submit_guarded(self.store(), txn)?;
         }
         Ok(())
     }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use esker_device::MemoryDevice;
 use esker_engine::{Engine, FormatOptions, Options as EngineOptions};
 use esker_log::{Error, Found, Layout, Options, Record};
 use esker_memory::MemoryStore;
-use esker_store::ObjectStore;
 use esker_store::contract::{Call, PerObject, Watch, Watched};
+use esker_store::{CommitSeq, Completion, Forward, ObjectStore, Transaction};
 
 use crate::support::{Time, append, engine, everywhere, log, options, session, sound};
 
@@ -338,5 +338,38 @@ fn batches_that_meet_the_end_of_an_object_go_into_the_next() {
             other => panic!("{other:?}"),
         }
         assert!(log.tail().unwrap().position < 60);
+    }
+}
+
+/// Failure: an entry stood twice in the log under one acknowledgement. Cause: a store far away that is sent an operation
+/// again after the answer was lost, and has forgotten by then that it applied it, says that a guard failed; the writer
+/// took its own entry for another's. Fix: it looks whose entry stands there.
+#[test]
+fn an_entry_that_is_in_its_own_way_is_written_once() {
+    /// Sends what comes next twice.
+    struct SentAgain(PerObject<MemoryStore>, Arc<AtomicBool>);
+    impl Forward for SentAgain {
+        fn behind(&self) -> &dyn ObjectStore {
+            &self.0
+        }
+        fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+            if self.1.swap(false, Ordering::SeqCst) {
+                ObjectStore::submit(&self.0, txn.clone()).wait().unwrap();
+            }
+            ObjectStore::submit(&self.0, txn)
+        }
+    }
+    for (layout, name) in Layout::ALL {
+        let again = Arc::new(AtomicBool::new(false));
+        let store: Arc<dyn ObjectStore> = Arc::new(SentAgain(PerObject(MemoryStore::new()), Arc::clone(&again)));
+        let (_logs, log) = log(&store, layout);
+        append(&log, "before");
+        for (expected, bytes) in [(1, 4), (2, 400)] {
+            again.store(true, Ordering::SeqCst);
+            assert_eq!(append(&log, vec![7; bytes]), expected, "layout {name}, {bytes} bytes");
+            assert!(!again.load(Ordering::SeqCst), "nothing was sent again");
+        }
+        assert_eq!(append(&log, "behind"), 3);
+        assert_eq!(sound(&log).entries, 4);
     }
 }

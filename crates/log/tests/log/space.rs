@@ -1,6 +1,11 @@
 //! Giving up: nothing that was given up comes back, and space does.
 
+use std::sync::Arc;
+
 use esker_log::{Error, Found, Layout, Options};
+use esker_memory::MemoryStore;
+use esker_store::contract::PerObject;
+use esker_store::{CommitSeq, Completion, Forward, ObjectStore, Transaction};
 
 use crate::support::{Time, append, engine, everywhere, log, options, session, sound};
 
@@ -174,4 +179,34 @@ fn a_damaged_entry_is_a_typed_gap_and_never_a_wrong_value() {
         }
         assert_eq!(kinds, ["0", "1", "2", "3", "lost 4..5", "5"]);
     });
+}
+
+/// Failure: on Ceph a log could not be trimmed where every second entry of a long stripe had been trimmed by itself.
+/// Cause: the bytes of all others went in one transaction, of more changes than a store takes. Fix: some at a time.
+#[test]
+fn a_stripe_with_many_pieces_is_trimmed_some_at_a_time() {
+    /// Takes so many changes at once.
+    struct Few(PerObject<MemoryStore>);
+    impl Forward for Few {
+        fn behind(&self) -> &dyn ObjectStore {
+            &self.0
+        }
+        fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+            assert!(txn.ops.len() <= 4_200, "{} changes at once", txn.ops.len());
+            ObjectStore::submit(&self.0, txn)
+        }
+    }
+    let store: Arc<dyn ObjectStore> = Arc::new(Few(PerObject(MemoryStore::new())));
+    let logs = session(&store, 1, &Time::default());
+    let log = logs.create("log", Options { width: 1, slots: 16_384, ..options(Layout::Stream) }).unwrap();
+    for number in 0..10_000u32 {
+        append(&log, [number.to_le_bytes(); 5].concat());
+    }
+    for position in (0..10_000).step_by(2) {
+        log.trim(position).unwrap();
+    }
+    log.trim_to(9_990).unwrap();
+    assert_eq!(log.read(9_989).unwrap().wait().unwrap(), Found::Trimmed);
+    assert!(matches!(log.read(9_991).unwrap().wait().unwrap(), Found::Entry(_)));
+    assert_eq!(sound(&log).entries, 5);
 }
