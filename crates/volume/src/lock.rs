@@ -60,8 +60,9 @@ impl Image {
                 return Err(self.locked(state));
             }
             if let Some(session) = &session {
-                // By the client that will write: the store refuses late writes of others before its own.
-                self.shut_owner_out(&*session.store, state)?;
+                // By the client that will write: the store refuses late writes of others before its own. And by that
+                // which reads: what it has read no late write changes.
+                self.shut_owner_out(Some(&*session.store), state)?;
                 let set = Change::XattrSet { name: Bytes::from_static(SESSION), value: session.name.clone() };
                 txn.push(&format::header(self.inner.id), set);
             }
@@ -130,7 +131,7 @@ impl Image {
                 return Err(Error::refused(why));
             }
             if self.fences_by_session() {
-                self.shut_owner_out(self.store(), state)?;
+                self.shut_owner_out(None, state)?;
             }
             state.lock_owner.clear();
             state.lock_epoch += 1;
@@ -141,7 +142,8 @@ impl Image {
     /// Has the store shut out the session that the header names by `state`. The header goes on naming it until a handle
     /// takes the lock and shuts it out again, since only a client that does so knows that it is out. If the header is
     /// another by now this does nothing: then the caller's transaction fails by its guard, and this is called again.
-    fn shut_owner_out(&self, through: &dyn ObjectStore, state: &State) -> Result<()> {
+    /// `writer`: the client that is to write from now on, if it is not that of this handle.
+    fn shut_owner_out(&self, writer: Option<&dyn ObjectStore>, state: &State) -> Result<()> {
         let header = format::header(self.inner.id);
         let Some(session) = self.store().xattr(&header, SESSION).wait()? else { return Ok(()) };
         // It is that of the state's owner, or of the one before, if the state stands after it was read.
@@ -149,11 +151,14 @@ impl Image {
         if generation != Some(state.generation) {
             return Ok(());
         }
-        match through.shut_out(&session) {
-            // Of a store that this one is a copy of.
-            Ok(()) | Err(StoreError::Invalid { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+        for client in writer.into_iter().chain([self.store()]) {
+            match client.shut_out(&session) {
+                // Of a store that this one is a copy of.
+                Ok(()) | Err(StoreError::Invalid { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
+        Ok(())
     }
 
     /// Who has the image locked, as last seen (see [`Image::refresh`]).

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::{Capability, CommitSeq, Completion, Error, Forward, ObjectStore, Result, Session, Transaction};
 
@@ -14,6 +14,8 @@ pub struct Sessions {
     store: Arc<dyn ObjectStore>,
     own: u64,
     shared: Arc<Shared>,
+    /// Sessions that were shut out through this opening: what it reads no late write of theirs changes.
+    knows: Mutex<BTreeSet<u64>>,
 }
 
 #[derive(Default)]
@@ -26,7 +28,13 @@ struct Shared {
 impl Sessions {
     /// The first opening.
     pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, own: 0, shared: Arc::default() }
+        Self { store, own: 0, shared: Arc::default(), knows: Mutex::default() }
+    }
+
+    /// Whether every session that is shut out was shut out through this opening too.
+    #[must_use]
+    pub fn knows_all(&self) -> bool {
+        *self.knows.lock() == *self.shared.out.read()
     }
 }
 
@@ -50,7 +58,8 @@ impl Forward for Sessions {
 
     fn session(&self) -> Result<Session> {
         let own = 1 + self.shared.last.fetch_add(1, Ordering::SeqCst);
-        let store = Self { store: Arc::clone(&self.store), own, shared: Arc::clone(&self.shared) };
+        let (store, shared) = (Arc::clone(&self.store), Arc::clone(&self.shared));
+        let store = Self { store, own, shared, knows: Mutex::default() };
         Ok(Session { store: Arc::new(store), name: Bytes::from(own.to_string()) })
     }
 
@@ -59,6 +68,7 @@ impl Forward for Sessions {
         let number =
             number.ok_or_else(|| Error::Invalid { what: "session", why: session.escape_ascii().to_string() })?;
         self.shared.out.write().insert(number);
+        self.knows.lock().insert(number);
         Ok(())
     }
 }
