@@ -376,6 +376,53 @@ fn hashes_leave_nothing_behind() {
     assert_eq!(len("db1.fields"), 2);
 }
 
+/// A plain SET looks only at keys that may hold a hash: whatever made one there has to have said so.
+#[test]
+fn a_plain_set_finds_every_hash_in_its_way() {
+    let store = Arc::new(MemoryStore::new());
+    let start = |store| Running::start_on(store, config(), Arc::new(SystemClock), Arc::new(NoEngineInfo));
+    let server = start(store);
+    let mut client = server.client();
+    client.check("SET s v", "+OK\r\n");
+    for made in [
+        "HSET h a 1",
+        "HSETNX h a 1",
+        "HINCRBY h a 1",
+        "HINCRBYFLOAT h a 1.5",
+        "HSET g a 1;RENAME g h",
+        "HSET g a 1;RENAMENX g h",
+        "HSET g a 1;COPY g h;DEL g",
+        "HSET g a 1;SELECT 1;DEL h;SELECT 0;COPY g h DB 1;DEL g;SELECT 1",
+        "SELECT 0;HSET h a 1;SELECT 1;DEL h;SELECT 0;MOVE h 1;SELECT 1",
+        "SELECT 0;MULTI;HSET h a 1;EXEC",
+        "HSET g a 1;MULTI;RENAME g h;EXEC",
+    ] {
+        made.split(';').for_each(|command| drop(client.run(command)));
+        client.check("TYPE h", "+hash\r\n");
+        client.check("SET h v", "+OK\r\n");
+        client.check("GET h", "$1\r\nv\r\n");
+        client.check("HGETALL h", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
+        client.run("DEL h");
+    }
+    client.check("HSET old a 1", ":1\r\n");
+    drop(client);
+    // Started again, the server has not seen which keys hold one.
+    let server = start(server.stop());
+    let mut client = server.client();
+    for value in ["1", "2", "3"] {
+        client.check(&format!("SET s {value}"), "+OK\r\n");
+        client.check("GET s", &format!("$1\r\n{value}\r\n"));
+    }
+    client.check("RENAME old s", "+OK\r\n");
+    client.check("SET s v", "+OK\r\n");
+    drop(client);
+    let kv = Kv::open(server.stop(), Arc::new(SystemClock)).unwrap();
+    for name in ["db0.fields", "db1.fields"] {
+        let fields = kv.namespace(name, esker_kv::Kind::Bytes).unwrap();
+        assert_eq!(fields.len().wait().unwrap(), 0, "{name}");
+    }
+}
+
 #[test]
 fn real_time_expires_keys() {
     let server = Running::start(config());
@@ -651,7 +698,8 @@ fn racing_strings_and_hashes_leave_no_fields_behind() {
                         for _ in 0..16 {
                             let mut key = || format!("k{}", random.u8(..4));
                             let (a, b) = (key(), key());
-                            let command: &[&str] = match random.u8(..8) {
+                            let command: &[&str] = match random.u8(..9) {
+                                8 => &["COPY", &a, &b, "REPLACE"],
                                 0 | 1 => &["SET", &a, "v"],
                                 2 | 3 => &["HSET", &a, "f", "v", "g", "w"],
                                 4 => &["DEL", &a],

@@ -14,7 +14,7 @@ pub(crate) const NO_AUTH: u16 = 16;
 pub(crate) const NO_MULTI: u16 = 32;
 /// Run, not queued, inside MULTI.
 pub(crate) const NOT_QUEUED: u16 = 64;
-/// May make a hash.
+/// May make a hash of each of its keys.
 pub(crate) const MAKES_HASH: u16 = 128;
 /// Gives space back, or says when it will: goes on where the store is full.
 pub(crate) const GIVES: u16 = 256;

@@ -22,7 +22,7 @@
 //! 4. All of these changes happen under the stripe of the hash's key.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_kv::{Compression, Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
@@ -30,6 +30,7 @@ use esker_store::number::{number, number_from};
 use parking_lot::RwLock;
 
 use crate::resp::config::{Config, DATABASES};
+use crate::resp::kinds::Kinds;
 use crate::resp::moving::gate::Gate;
 use crate::resp::moving::records;
 use crate::resp::number::{i64_text, parse_u64, push_u64};
@@ -209,8 +210,7 @@ pub(crate) struct Keyspace {
     /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
     blind: RwLock<()>,
     is_afar: bool,
-    hashes: AtomicBool,
-    watchers: AtomicUsize,
+    kinds: Kinds,
     next_id: AtomicU64,
     epoch: u64,
     /// Hashes whose fields were removed after they had expired.
@@ -239,8 +239,7 @@ impl Keyspace {
             gate: Gate::new(kept),
             blind: RwLock::new(()),
             is_afar: kv.is_afar(),
-            hashes: AtomicBool::new(false),
-            watchers: AtomicUsize::new(0),
+            kinds: Kinds::new(),
             next_id: AtomicU64::new(1),
             epoch,
             swept: AtomicU64::new(0),
@@ -258,10 +257,12 @@ impl Keyspace {
             }
             keyspace.database(index)?;
         }
+        let mut none_yet = true;
         for database in keyspace.open_databases() {
-            if !database.has_no_fields()? {
-                keyspace.hashes.store(true, Ordering::SeqCst);
-            }
+            none_yet &= database.has_no_fields()?;
+        }
+        if none_yet {
+            keyspace.kinds.none_yet();
         }
         Ok(keyspace)
     }
@@ -276,17 +277,20 @@ impl Keyspace {
         self.thrift.as_ref()
     }
 
-    /// Runs `write` if it may overwrite keys without looking at them: there are no hashes and no watchers.
+    /// Runs `write` if it may overwrite the key without looking at it: it holds no hash, and is not watched.
     /// Not on a store that is far away: a writer that waits for it would keep out those that come to make a hash or to
     /// watch.
     /// `generation`: that of the gate when it was looked whose the key is.
-    pub(crate) fn blindly<T>(&self, generation: u64, write: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn blindly<T>(&self, key: &[u8], generation: u64, write: impl FnOnce() -> T) -> Option<T> {
         if self.is_afar {
             return None;
         }
         let _held = self.blind.read();
-        let looks = self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0;
-        if looks || self.gate.gathers() || self.gate.is_closed() || self.gate.generation() != generation {
+        if self.kinds.has_to_look(key)
+            || self.gate.gathers()
+            || self.gate.is_closed()
+            || self.gate.generation() != generation
+        {
             return None;
         }
         Some(write())
@@ -297,27 +301,28 @@ impl Keyspace {
         drop(self.blind.write());
     }
 
-    /// To be called before a transaction that makes a hash begins: while it is held, waiting here could be for ever.
-    pub(crate) fn expect_hashes(&self) {
-        if !self.hashes.load(Ordering::Relaxed) {
+    /// To be called for each key that a transaction may make a hash, before it begins: while it is held, waiting here
+    /// could be for ever.
+    pub(crate) fn expect_hash(&self, key: &[u8]) {
+        if !self.kinds.expects_hash(key) {
             let _held = self.blind.write();
-            self.hashes.store(true, Ordering::SeqCst);
+            self.kinds.expect_hash(key);
         }
     }
 
-    /// To be called before a watcher registers.
-    pub(crate) fn expect_watcher(&self) {
+    /// To be called before a watcher of the key registers.
+    pub(crate) fn expect_watcher(&self, key: &[u8]) {
         let _held = self.blind.write();
-        self.watchers.fetch_add(1, Ordering::SeqCst);
+        self.kinds.expect_watcher(key);
     }
 
     /// Keys that are watched, each as often as it is.
     pub(crate) fn watched(&self) -> usize {
-        self.watchers.load(Ordering::Relaxed)
+        self.kinds.watchers()
     }
 
-    pub(crate) fn forget_watcher(&self) {
-        self.watchers.fetch_sub(1, Ordering::SeqCst);
+    pub(crate) fn forget_watcher(&self, key: &[u8]) {
+        self.kinds.forget_watcher(key);
     }
 
     /// How often this store was started, with this time.
@@ -374,10 +379,11 @@ impl Keyspace {
         value: &[u8],
         expires_ms: Option<u64>,
     ) -> Result<()> {
-        if self.hashes.load(Ordering::SeqCst)
-            && let Some(old) = self.get(txn, database, key)?
-        {
-            self.drop_fields(txn, database, &old)?;
+        if self.kinds.may_be_hash(key) {
+            match self.get(txn, database, key)? {
+                Some(old) if old.tag == HASH => self.drop_fields(txn, database, &old)?,
+                _ => self.kinds.saw_no_hash(key),
+            }
         }
         self.watches.touch(database.index, key);
         self.gate.note_in(database.index, key);
@@ -388,6 +394,10 @@ impl Keyspace {
 
     /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
     pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
+        debug_assert!(
+            entry.tag != HASH || self.kinds.may_be_hash(key),
+            "a writer that does not look could overwrite it"
+        );
         self.watches.touch(database.index, key);
         self.gate.note_in(database.index, key);
         let (namespace, key) = database.locate(key);
@@ -474,7 +484,7 @@ impl Keyspace {
     /// Removes the fields of hashes that have expired.
     pub(crate) fn sweep(&self) -> Result<()> {
         let now_ms = self.kv.clock().now_ms();
-        if !self.hashes.load(Ordering::Relaxed) {
+        if !self.kinds.any_hash() {
             return Ok(());
         }
         for database in self.open_databases() {

@@ -26,6 +26,7 @@ mod event_loop;
 mod figures;
 mod flags;
 pub(crate) mod keyspace;
+mod kinds;
 mod line;
 mod listen;
 mod loading;

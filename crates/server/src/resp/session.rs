@@ -203,7 +203,7 @@ impl Session {
     pub(crate) fn unwatch(&mut self, keyspace: &Keyspace) {
         for watched in self.watched.drain(..) {
             keyspace.watches.remove(watched.database, &watched.key, &self.dirty);
-            keyspace.forget_watcher();
+            keyspace.forget_watcher(&watched.key);
         }
         self.dirty.store(false, Ordering::SeqCst);
     }

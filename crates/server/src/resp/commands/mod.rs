@@ -233,7 +233,7 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
     }
     let _moment = shared.config.reading.as_ref().filter(|_| reads_several(command, call.args)).map(Moment::hold);
     if command.flags & MAKES_HASH != 0 {
-        shared.keyspace.expect_hashes();
+        command.keys_of(call.args).for_each(|key| shared.keyspace.expect_hash(key));
     }
     match command.run {
         Run::Plain(handler) => handler(call),

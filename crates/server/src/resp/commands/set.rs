@@ -16,7 +16,7 @@ struct Options {
     expires_ms: Option<u64>,
 }
 
-/// SET without options: one blind write, while no key can hold what has to go with it and no client watches.
+/// SET without options: one blind write, where the key cannot hold what has to go with it and no client watches it.
 pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     if call.args.len() != 3 {
         return Ok(false);
@@ -24,7 +24,8 @@ pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let (namespace, key) = call.database()?.locate(call.arg(1));
     let value = call.arg(2);
     let when_busy = when_busy(call);
-    let written = call.shared.keyspace.blindly(call.session.slots_seen, || namespace.put_when(key, value, when_busy));
+    let put = || namespace.put_when(key, value, when_busy);
+    let written = call.shared.keyspace.blindly(call.arg(1), call.session.slots_seen, put);
     let Some(written) = written else { return Ok(false) };
     let (written, barrier) = written.into_parts();
     call.behind(barrier);

@@ -49,7 +49,7 @@ pub(crate) fn watch(call: &mut Call<'_>) -> Outcome {
             continue;
         }
         let (namespace, located) = database.locate(key);
-        keyspace.expect_watcher();
+        keyspace.expect_watcher(key);
         let mut txn = keyspace.kv.begin(&[(namespace, located)]);
         if may_wait_again(call) {
             txn.do_not_wait();
@@ -57,7 +57,7 @@ pub(crate) fn watch(call: &mut Call<'_>) -> Outcome {
         let entry = match txn.get(namespace, located) {
             Ok(entry) => entry,
             Err(error) => {
-                keyspace.forget_watcher();
+                keyspace.forget_watcher(key);
                 let refusal = Refusal::from(error);
                 if matches!(refusal, Refusal::OnItsWay) {
                     // Keys that are watched by now are passed over then.
@@ -103,8 +103,8 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     }
     let commands = call.commands;
     let flags = |queued: &Queued| commands[queued.command].flags;
-    if queue.commands.iter().any(|queued| flags(queued) & MAKES_HASH != 0) {
-        keyspace.expect_hashes();
+    for queued in queue.commands.iter().filter(|queued| flags(queued) & MAKES_HASH != 0) {
+        commands[queued.command].keys_of(queued.args()).for_each(|key| keyspace.expect_hash(key));
     }
     let database = call.session.database;
     let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;

@@ -181,7 +181,7 @@ impl Moving {
                 return Err(MoveError::OtherSlot(slot));
             }
             if matches!(what, proto::key_part::What::Fields(_)) {
-                keyspace.expect_hashes();
+                keyspace.expect_hash(&part.key);
             }
             opened.push((key, part, what));
         }
