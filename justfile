@@ -54,6 +54,10 @@ cluster SECONDS="60" *ARGS:
 scalardb *ARGS:
     ./scripts/scalardb {{ARGS}}
 
+# What the pages of docs/measurements show, again, on this machine (hours for `all`)
+measure *PAGES:
+    ./scripts/measure {{PAGES}}
+
 # Licences, bans and sources of dependencies (needs cargo-deny)
 deny:
     cargo deny check
