@@ -457,14 +457,29 @@ impl Node {
 
     fn serving(&self) -> Result<MutexGuard<'_, Core>> {
         let core = self.core.lock();
+        self.may_answer(&core)?;
+        Ok(core)
+    }
+
+    /// Whether it may answer by what it has.
+    fn may_answer(&self, core: &Core) -> Result<()> {
         let why = match core.replica.place() {
             _ if self.failed.get().is_some() => FAILED,
             Some(Place::Serving) if !core.replica.is_based() => "what it holds is part of a copy",
-            Some(Place::Serving) if !self.lease_left().is_zero() => return Ok(core),
+            Some(Place::Serving) if !self.lease_left().is_zero() => return Ok(()),
             Some(Place::Serving) => "its lease has run out",
             Some(_) | None => "it does not serve",
         };
         Err(Self::not_serving(why))
+    }
+
+    /// What the store has decided and not applied: under a lease that ran out before it decided, another head may have
+    /// changed what it looked at. So the lease is looked at again behind it.
+    fn unchanged<T>(&self, core: &Core, decided: Result<T>) -> Result<T> {
+        match decided {
+            Err(error) if error.is_unknown() => Err(error),
+            decided => self.may_answer(core).and(decided),
+        }
     }
 
     fn not_serving(why: &str) -> Error {
@@ -517,7 +532,7 @@ impl Node {
         looked_at.extend(txn.objects_changed());
         let sees_all = txn.ops.iter().any(|op| matches!(op, Op::RemoveCollection(_)));
         if txn.ops.is_empty() {
-            let decided = self.store.submit(txn).into_parts().0;
+            let decided = self.unchanged(&core, self.store.submit(txn).into_parts().0);
             return Completion::after(decided, self.barrier(self.dirty.last_of_all(&looked_at)));
         }
         let (seq, durability, own) = (core.replica.next(), txn.durability, txn.guards.len());
@@ -535,11 +550,12 @@ impl Node {
                 if error.is_unknown() || matches!(error, Error::GuardFailed { index } if index >= own) {
                     self.fail(error.clone());
                 }
+                let refused = self.unchanged(&core, Err(error));
                 drop(core);
                 self.mark.advance(settled);
                 // The place that it had itself is settled with those before it.
                 let behind = if sees_all { self.dirty.last() } else { self.dirty.last_of_all(&looked_at) };
-                Completion::after(Err(error), self.barrier(behind))
+                Completion::after(refused, self.barrier(behind))
             }
         }
     }

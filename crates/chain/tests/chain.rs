@@ -9,7 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use esker_chain::{ChainStore, Incarnation, Member, Place, ServerId, Table};
 use esker_memory::MemoryStore;
-use esker_store::{Change, CommitSeq, Condition, Durability, Error, ObjectId, ObjectStore, OmapScan, Transaction};
+use esker_store::{
+    Change, CommitSeq, Completion, Condition, Durability, Error, Forward, ObjectId, ObjectStore, OmapScan, Transaction,
+};
+use parking_lot::Mutex;
 use support::{Chain, eventually};
 
 fn object(name: &'static str) -> ObjectId {
@@ -365,4 +368,48 @@ fn a_change_of_the_table_leaves_no_moment_without_a_lease() {
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
+}
+
+/// A store that does this once, before it decides the next transaction.
+struct Late {
+    store: MemoryStore,
+    then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Forward for Late {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let then = self.then.lock().take();
+        then.into_iter().for_each(|then| then());
+        self.store.submit(txn)
+    }
+}
+
+/// Failure: a head whose lease ran out while its store was still to decide told what it had refused, and what guards
+/// alone had found, by a state that another head may have changed. Cause: it looked at its lease before only. Fix: it
+/// looks again once the store has decided.
+#[test]
+fn what_is_refused_or_guarded_under_a_lease_that_ran_out_meanwhile_is_no_answer() {
+    let late = Arc::new(Late { store: MemoryStore::new(), then: Mutex::default() });
+    let chain = Chain::over(vec![Arc::clone(&late) as _, Arc::new(MemoryStore::new())]);
+    chain.store(0).submit(Transaction::new().create_collection(&"c".into())).wait().unwrap();
+    chain.store(0).submit(set("o", "k", "1")).wait().unwrap();
+    let guard = |value: &'static str| Condition::OmapEquals { key: "k".into(), value: value.into() };
+    let (node, object) = (&chain.nodes[0].node, object("o"));
+    let refused = set("o", "k", "2").guard(&object, guard("other"));
+    let guarded = Transaction::new().guard(&object, guard("1"));
+    for txn in [&refused, &guarded] {
+        let own = Arc::clone(node);
+        *late.then.lock() = Some(Box::new(move || own.give_up()));
+        let told = chain.store(0).submit(txn.clone()).wait();
+        assert!(matches!(told, Err(Error::NotServing { .. })), "{told:?}");
+        node.renewed(chain.table.version, node.now(), support::PERIOD);
+    }
+    assert!(matches!(chain.store(0).submit(refused).wait(), Err(Error::GuardFailed { index: 0 })));
+    chain.store(0).submit(guarded).wait().unwrap();
+    chain.store(0).submit(set("o", "k", "3")).wait().unwrap();
+    assert_eq!(get(chain.store(1), "o", "k").unwrap(), "3");
 }
