@@ -103,6 +103,8 @@ struct Core {
     replica: Replica<Operation>,
     /// Applied, and not known to be durable here.
     unsynced: Option<(u64, Until)>,
+    /// The store has applied this operation already, which the replica takes in the step that is under way.
+    ahead: Option<u64>,
     /// Acknowledged, and told those who wait.
     settled: u64,
     /// What is here was put in the place of what was so often: what is begun before says nothing of it.
@@ -157,6 +159,7 @@ impl Node {
             core: Mutex::new(Core {
                 replica: if standing.applied.is_some() { replica } else { replica.unbased() },
                 unsynced: None,
+                ahead: None,
                 settled: 0,
                 round: 0,
                 ended: false,
@@ -194,7 +197,10 @@ impl Node {
             core = self.core.lock();
             match done {
                 Ok(()) if core.round != round => {}
-                Ok(()) => core = self.step(core, Event::Durable(seq)),
+                Ok(()) => {
+                    self.step(core, Event::Durable(seq));
+                    core = self.core.lock();
+                }
                 Err(error) => self.fail(error),
             }
         }
@@ -225,7 +231,7 @@ impl Node {
 
     /// From now on a member that is brought up is waited for so.
     pub fn regard(&self, regard: Regard) {
-        drop(self.step(self.core.lock(), Event::Regard(regard)));
+        self.step(self.core.lock(), Event::Regard(regard));
     }
 
     /// Before the first table: see [`Replica::resume`].
@@ -248,7 +254,7 @@ impl Node {
 
     /// Goes by this table, if it is newer.
     pub fn go_by(&self, table: Table) {
-        drop(self.step(self.core.lock(), Event::Table(table)));
+        self.step(self.core.lock(), Event::Table(table));
     }
 
     /// Goes by this table, if it is newer, under a lease that was renewed for it at `sent` and lasts `period`: between
@@ -256,44 +262,83 @@ impl Node {
     pub fn go_by_renewed(&self, table: Table, sent: Duration, period: Duration) {
         let version = table.version;
         self.lease.lock().next.renewed(version, sent, period);
-        let core = self.step(self.core.lock(), Event::Table(table));
+        let mut core = self.core.lock();
+        let place = self.take(&mut core, Event::Table(table));
         self.lease.lock().own.renewed(version, sent, period);
-        drop(core);
+        self.let_go(core, place);
     }
 
     /// A server has sent this.
     pub fn hear(&self, from: ServerId, message: Message<Operation>) {
-        drop(self.step(self.core.lock(), Event::Message(from, message)));
+        self.step(self.core.lock(), Event::Message(from, message));
     }
 
-    /// As [`Node::hear`], where that waits neither for the store, for readers nor for other steps; else the message
-    /// comes back. The node has to serve.
+    /// As [`Node::hear`], but it waits for nothing: the message comes back where the node does not serve, where another
+    /// step is under way, where a reader holds its moment, or where the store has no room for an operation or has to
+    /// read first. An operation is applied before it is heard, so that one that comes back has changed nothing.
     ///
     /// # Errors
     /// The message, unheard.
     pub fn try_hear(&self, from: ServerId, message: Message<Operation>) -> std::result::Result<(), Message<Operation>> {
-        let quick = matches!(message, Message::Forward { .. } | Message::Ack { .. } | Message::Committed { .. });
-        let ready = quick && self.serves() != Serving(0) && self.store.stall(Waits::default()).is_none();
-        let ready = ready && self.moment.try_write().is_some();
-        match self.core.try_lock().filter(|_| ready) {
-            Some(core) => drop(self.step(core, Event::Message(from, message))),
-            None => return Err(message),
+        if !matches!(message, Message::Forward { .. } | Message::Ack { .. } | Message::Committed { .. }) {
+            return Err(message);
+        }
+        let core = self.core.try_lock().filter(|_| self.serves() != Serving(0));
+        let Some(mut core) = core else { return Err(message) };
+        if let Message::Forward { version, seq, operation, .. } = &message
+            && core.replica.is_next(from, *version, *seq)
+            && let Err(place) = self.try_apply(&mut core, *seq, operation)
+        {
+            self.let_go(core, place);
+            return Err(message);
+        }
+        let place = self.take(&mut core, Event::Message(from, message));
+        self.let_go(core, place);
+        Ok(())
+    }
+
+    /// Has the store apply an operation, which is the next, if that waits for nothing.
+    ///
+    /// # Errors
+    /// It was not applied: up to where nothing is open.
+    fn try_apply(&self, core: &mut Core, seq: u64, operation: &Operation) -> std::result::Result<(), Option<u64>> {
+        if self.store.stall(Waits::default()).is_some() {
+            return Err(None);
+        }
+        let Some(held) = self.moment.try_write() else { return Err(None) };
+        let place = self.dirty.note(seq, operation.transaction());
+        let when_busy = WhenBusy::Refuse(Waits::default());
+        let txn = Transaction { when_busy, ..operation.transaction().clone() };
+        let (applied, barrier) = self.store.submit(numbered(txn, seq)).into_parts();
+        drop(held);
+        match applied {
+            Ok(_) => {
+                Self::note_unsynced(core, seq, barrier);
+                core.ahead = Some(seq);
+            }
+            Err(Error::Busy { .. }) => {
+                let settled = self.dirty.withdraw(place, core.replica.committed(), |place| self.mark.raise(place));
+                return Err(Some(settled));
+            }
+            Err(error) => self.fail(error),
         }
         Ok(())
     }
 
     /// The connection to this server is new: what was sent before may be lost.
     pub fn reconnected(&self, server: ServerId) {
-        drop(self.step(self.core.lock(), Event::Reconnected(server)));
+        self.step(self.core.lock(), Event::Reconnected(server));
     }
 
     /// A copy that a server has told of is to be put in place of what is here.
     pub fn copying(&self, from: ServerId, version: u64, seq: u64) -> Copying {
-        let core = self.core.lock();
+        let mut core = self.core.lock();
         let (round, has_it) = (core.round, core.replica.is_based() && core.replica.next() > seq);
         let is_for_it = core.replica.is_brought_up_by(from, version);
-        let core = self.step(core, Event::Copying { from, version, seq });
-        match core.round != round && self.failed.get().is_none() {
+        let place = self.take(&mut core, Event::Copying { from, version, seq });
+        let begins = core.round != round && self.failed.get().is_none();
+        self.let_go(core, place);
+        match begins {
             true => Copying::Begins,
             false if has_it && is_for_it => Copying::Here,
             false => Copying::Refused,
@@ -316,7 +361,7 @@ impl Node {
 
     /// The copy that was begun does not come to its end.
     pub fn copy_failed(&self) {
-        drop(self.step(self.core.lock(), Event::CopyFailed));
+        self.step(self.core.lock(), Event::CopyFailed);
     }
 
     /// Applies what was put by, some at a time, so that the node hears and is heard meanwhile.
@@ -332,7 +377,7 @@ impl Node {
                 if core.replica.committed() < at {
                     self.dirty.note_all(at);
                 }
-                drop(self.step(core, Event::Copied { from, version, seq: at }));
+                self.step(core, Event::Copied { from, version, seq: at });
                 return Ok(());
             }
             drop(core);
@@ -542,7 +587,7 @@ impl Node {
         match decided {
             Ok(at) => {
                 Self::note_unsynced(&mut core, seq, barrier);
-                drop(self.step(core, Event::Applied(operation)));
+                self.step(core, Event::Applied(operation));
                 Completion::after(Ok(at), self.barrier(place).filter(|_| durability != Durability::Applied))
             }
             Err(error) => {
@@ -579,14 +624,28 @@ impl Node {
         core.unsynced = Some((seq, sync));
     }
 
-    /// Takes a step, and what follows from it.
-    fn step<'c>(&'c self, mut core: MutexGuard<'c, Core>, event: Event<Operation>) -> MutexGuard<'c, Core> {
+    /// Takes a step, and what follows from it, and lets go of the lock.
+    fn step(&self, mut core: MutexGuard<'_, Core>, event: Event<Operation>) {
+        let place = self.take(&mut core, event);
+        self.let_go(core, place);
+    }
+
+    /// Lets go of the lock, and then tells that nothing is open up to this place: those who are woken may call.
+    fn let_go(&self, core: MutexGuard<'_, Core>, place: Option<u64>) {
+        drop(core);
+        if let Some(place) = place {
+            self.mark.advance(place);
+        }
+    }
+
+    /// Takes a step, and what follows from it; up to where nothing is open, if that has moved: see [`Node::let_go`].
+    fn take(&self, core: &mut Core, event: Event<Operation>) -> Option<u64> {
         if self.failed.get().is_some() {
-            return core;
+            return None;
         }
         let effects = core.replica.step(event);
         self.version.store(core.replica.table().version, Ordering::SeqCst);
-        self.stand(&core);
+        self.stand(core);
         self.kept.store(core.replica.kept_bytes(), Ordering::Relaxed);
         for effect in effects {
             if self.failed.get().is_some() {
@@ -594,7 +653,8 @@ impl Node {
                 break;
             }
             match effect {
-                Effect::Apply(seq, operation) => self.apply(&mut core, seq, &operation),
+                Effect::Apply(seq, _) if core.ahead.take_if(|ahead| *ahead == seq).is_some() => {}
+                Effect::Apply(seq, operation) => self.apply(core, seq, &operation),
                 Effect::PutBy(seq, operation) => {
                     if let Err(error) = put_by(&*self.store, seq, &self.links.encode(&operation)) {
                         self.fail(error);
@@ -631,15 +691,10 @@ impl Node {
             self.applied.notify_one();
         }
         let committed = core.replica.committed();
-        if committed > core.settled {
+        (committed > core.settled).then(|| {
             core.settled = committed;
-            let place = self.dirty.settle(committed, |place| self.mark.raise(place));
-            drop(core);
-            // Not under the lock: those who are woken may call.
-            self.mark.advance(place);
-            core = self.core.lock();
-        }
-        core
+            self.dirty.settle(committed, |place| self.mark.raise(place))
+        })
     }
 
     /// Tells readers how it stands.

@@ -305,6 +305,13 @@ impl<O: Clone + Weight> Replica<O> {
         self.by.map(|by| by.next)
     }
 
+    /// Whether what this server sends in this version of the table, with this number, is the next to be applied.
+    pub fn is_next(&self, from: ServerId, version: u64, seq: u64) -> bool {
+        let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
+        let is_now = version == self.table.version && self.place().is_some();
+        is_before && is_now && self.based && seq == self.applied + 1
+    }
+
     /// What is kept for the one behind, in bytes.
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes
