@@ -8,7 +8,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use esker_chain::{Effect, Event, Message, Place};
+use esker_chain::{Effect, Event, Message, Place, ServerId};
 
 use crate::disk::{Disk, KEYS_MAX};
 use crate::operation::Write;
@@ -43,31 +43,11 @@ impl World {
                 Effect::Send(_, Message::Forward { .. }) if asks_for_more && self.is_broken(Breakage::KeptDropped) => {}
                 Effect::Send(to, message) => self.send(slot, to, Parcel::Message(message)),
                 Effect::Committed(seq) => self.decide(slot, seq),
-                Effect::Copy { to, seq, .. } => {
-                    self.offers += 1;
-                    let mut content = self.slots[slot].disk.content().to_vec();
-                    if content.len() as u64 != seq {
-                        self.violates(format!(
-                            "slot {slot} has {} operations, and {seq} by its replica",
-                            content.len()
-                        ));
-                    }
-                    if self.is_broken(Breakage::OldCopy)
-                        && let [.., other, last] = &mut content[..]
-                    {
-                        *last = *other;
-                    }
-                    let number = self.offers;
-                    let offer = Offer { number, version, seq, content: Rc::new(content) };
-                    let other = self.slot_of(self.slots[slot].chain, to);
-                    let now = self.now;
-                    if let Some(life) = self.slots[slot].life.as_mut() {
-                        life.offered.retain(|_, (to, _)| *to != other);
-                        life.offered.insert(number, (other, now));
-                    }
-                    self.counts.copies += 1;
-                    self.send(slot, to, Parcel::Copy(offer));
+                Effect::Copy(to) => {
+                    let (life, delay) = (self.slots[slot].number, self.up_to(self.setting.delay_max));
+                    self.after(delay, Happens::CopyBegins { slot, life, to });
                 }
+                Effect::Offer { to, seq } => self.offer(slot, to, version, seq),
                 Effect::Distrust => {
                     distrusted = true;
                     self.distrust(slot);
@@ -81,6 +61,74 @@ impl World {
         if distrusted && self.is_broken(Breakage::DistrustIgnored) {
             self.trust_again(slot);
         }
+    }
+
+    /// A copy is to be made: of what is here at some time between now and when it is made.
+    pub(crate) fn copy_begins(&mut self, slot: usize, life: u64, to: ServerId) {
+        if !self.is_life(slot, life) {
+            return;
+        }
+        let Some(replica) = self.slots[slot].life.as_ref().map(|life| &life.replica) else { return };
+        if !replica.wants_copy(to) {
+            return;
+        }
+        let version = replica.table().version;
+        self.step(slot, Event::CopyBegins(to));
+        let delay = self.up_to(self.setting.copy_max / 4);
+        self.after(delay, Happens::CopyHolds { slot, life, to, version });
+    }
+
+    /// What the copy holds is known.
+    pub(crate) fn copy_holds(&mut self, slot: usize, life: u64, to: ServerId, version: u64) {
+        if self.is_life(slot, life) {
+            let (content, delay) = (self.slots[slot].disk.content().to_vec(), self.up_to(self.setting.copy_max / 4));
+            self.after(delay, Happens::CopyMade { slot, life, to, version, content });
+        }
+    }
+
+    /// The copy is made, or cannot be.
+    pub(crate) fn copy_made(&mut self, slot: usize, life: u64, (to, version): (ServerId, u64), content: Vec<u32>) {
+        if !self.is_life(slot, life) {
+            return;
+        }
+        if self.slots[slot].disk.full {
+            self.step(slot, Event::CopyNotMade(to));
+            // It is tried again, after a pause.
+            self.step(slot, Event::Reconnected(to));
+            return;
+        }
+        let seq = content.len() as u64;
+        if let Some(life) = self.slots[slot].life.as_mut() {
+            life.made = Some(content);
+        }
+        self.step(slot, Event::CopyMade { to, version, seq });
+        if let Some(life) = self.slots[slot].life.as_mut() {
+            life.made = None;
+        }
+    }
+
+    fn offer(&mut self, slot: usize, to: ServerId, version: u64, seq: u64) {
+        let made = self.slots[slot].life.as_mut().and_then(|life| life.made.take());
+        let Some(mut content) = made else { return };
+        if !self.slots[slot].disk.content().starts_with(&content) {
+            self.violates(format!("slot {slot} offers {seq} operations that are not those that it has"));
+        }
+        if self.is_broken(Breakage::OldCopy)
+            && let [.., other, last] = &mut content[..]
+        {
+            *last = *other;
+        }
+        self.offers += 1;
+        let number = self.offers;
+        let offer = Offer { number, version, seq, content: Rc::new(content) };
+        let other = self.slot_of(self.slots[slot].chain, to);
+        let now = self.now;
+        if let Some(life) = self.slots[slot].life.as_mut() {
+            life.offered.retain(|_, (to, _)| *to != other);
+            life.offered.insert(number, (other, now));
+        }
+        self.counts.copies += 1;
+        self.send(slot, to, Parcel::Copy(offer));
     }
 
     fn distrust(&mut self, slot: usize) {

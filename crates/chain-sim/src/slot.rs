@@ -103,6 +103,8 @@ pub struct Life {
     pub pull: Option<Pull>,
     /// What was put by behind it.
     pub by: Vec<Write>,
+    /// The copy that was made, and is offered in the step that is under way.
+    pub made: Option<Vec<u32>>,
     /// Copies that are offered: to which slot, and when it last asked.
     pub offered: BTreeMap<u64, (usize, Micros)>,
     /// When the renewal that is under way was sent, by the server's clock.
@@ -126,6 +128,7 @@ impl Life {
             dirty: BTreeMap::new(),
             pull: None,
             by: Vec::new(),
+            made: None,
             offered: BTreeMap::new(),
             sent: 0,
         }

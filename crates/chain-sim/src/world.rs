@@ -85,6 +85,9 @@ pub(crate) enum Happens {
     Changed { slot: usize, life: u64 },
     Part { slot: usize, life: u64, offer: u64 },
     CopyEnded { slot: usize, life: u64, offer: u64, failed: bool },
+    CopyBegins { slot: usize, life: u64, to: ServerId },
+    CopyHolds { slot: usize, life: u64, to: ServerId, version: u64 },
+    CopyMade { slot: usize, life: u64, to: ServerId, version: u64, content: Vec<u32> },
     Manage { server: usize, boot: u64, chain: usize, timer: u64 },
     Looks { server: usize, boot: u64, chain: usize, call: u64, look: Look },
     Sees { server: usize, boot: u64, chain: usize, call: u64, seen: Seen },
@@ -407,6 +410,9 @@ impl World {
             | Happens::Changed { slot, .. }
             | Happens::Part { slot, .. }
             | Happens::CopyEnded { slot, .. }
+            | Happens::CopyBegins { slot, .. }
+            | Happens::CopyHolds { slot, .. }
+            | Happens::CopyMade { slot, .. }
             | Happens::Request { slot, .. } => Some(self.slots[*slot].server),
             Happens::Manage { server, .. } | Happens::Sees { server, .. } | Happens::SeesNot { server, .. } => {
                 Some(*server)
@@ -458,6 +464,11 @@ impl World {
             }
             Happens::Part { slot, life, offer } => self.part(slot, life, offer),
             Happens::CopyEnded { slot, life, offer, failed } => self.copy_ended(slot, life, offer, failed),
+            Happens::CopyBegins { slot, life, to } => self.copy_begins(slot, life, to),
+            Happens::CopyHolds { slot, life, to, version } => self.copy_holds(slot, life, to, version),
+            Happens::CopyMade { slot, life, to, version, content } => {
+                self.copy_made(slot, life, (to, version), content)
+            }
             Happens::Manage { server, boot, chain, timer } => self.manage(server, boot, chain, timer),
             Happens::Looks { server, boot, chain, call, look } => self.looked(server, boot, chain, call, look),
             Happens::Sees { server, boot, chain, call, seen } => self.sees(server, boot, chain, call, seen),

@@ -28,6 +28,7 @@
 pub mod copy;
 mod dirty;
 mod lease;
+mod making;
 mod manage;
 mod node;
 mod operation;

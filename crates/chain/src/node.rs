@@ -24,9 +24,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::dirty::Dirty;
 use crate::lease::Lease;
+use crate::making::Making;
 use crate::operation::Operation;
 use crate::replica::{Effect, Event, Message, Regard, Replica};
-use crate::standing::{COLLECTION, Standing, distrust, numbered, put_by, stand_at, taken_by, trust, was_put_by};
+use crate::standing::{
+    COLLECTION, Standing, distrust, number_of, numbered, put_by, stand_at, taken_by, trust, was_put_by,
+};
 use crate::table::{Incarnation, Place, ServerId, Table};
 
 /// What becomes of a copy that is offered.
@@ -58,7 +61,8 @@ pub trait Links: Send + Sync {
     fn tell_in_step(&self, server: ServerId, version: u64);
 
     /// Has this server told that it is to put a copy in place of what it has: of this store, which does not change, and
-    /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew, after a pause.
+    /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew, after a pause; the node
+    /// waits longer each time.
     fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>);
 
     /// An operation as a message.
@@ -109,6 +113,9 @@ struct Core {
     settled: u64,
     /// What is here was put in the place of what was so often: what is begun before says nothing of it.
     round: u64,
+    making: Making,
+    /// The copy that was made, and is offered in the step that is under way.
+    made: Option<Arc<dyn ObjectStore>>,
     ended: bool,
 }
 
@@ -133,6 +140,8 @@ pub struct Node {
     failed: OnceLock<Error>,
     /// There is something to make durable.
     applied: Condvar,
+    /// There is a copy to make.
+    wanted: Condvar,
     pub(crate) dirty: Dirty,
     /// How far nothing is open, in places of what is not acknowledged.
     pub(crate) mark: Arc<DurableMark>,
@@ -162,6 +171,8 @@ impl Node {
                 ahead: None,
                 settled: 0,
                 round: 0,
+                making: Making::default(),
+                made: None,
                 ended: false,
             }),
             lease: Mutex::default(),
@@ -172,14 +183,76 @@ impl Node {
             syncing: AtomicU64::new(0),
             failed: OnceLock::new(),
             applied: Condvar::new(),
+            wanted: Condvar::new(),
             dirty: Dirty::default(),
             mark: DurableMark::new(0, Box::new(|| {})),
             began: clock(),
         })
     }
 
-    /// Makes durable what is applied, and tells of it, until [`Node::end`]. To be called by one thread of its own.
+    /// Makes durable what is applied, and tells of it, and makes copies, until [`Node::end`]. To be called by one
+    /// thread of its own.
     pub fn run(&self) {
+        std::thread::scope(|threads| {
+            // What is made durable does not wait for a copy.
+            let makes = std::thread::Builder::new().name("esker-snapshot".into());
+            if let Err(error) = makes.spawn_scoped(threads, || self.make_copies()) {
+                self.fail(Error::io("beginning the thread that makes copies", error));
+            }
+            self.make_durable();
+        });
+    }
+
+    /// Makes copies for who is brought up. A snapshot of an engine is a checkpoint, or two: none waits for it.
+    fn make_copies(&self) {
+        let mut core = self.core.lock();
+        while !core.ended {
+            match core.making.due(self.now()) {
+                Some(Duration::ZERO) => {}
+                Some(left) => {
+                    self.wanted.wait_for(&mut core, left);
+                    continue;
+                }
+                None => {
+                    self.wanted.wait(&mut core);
+                    continue;
+                }
+            }
+            let is_failed = self.failed.get().is_some();
+            let to = core.making.begin().filter(|to| !is_failed && core.replica.wants_copy(*to));
+            let Some(to) = to else { continue };
+            let version = core.replica.table().version;
+            self.step(core, Event::CopyBegins(to));
+            let made = self.store.snapshot().and_then(|snapshot| {
+                // Which state it is of only it can say.
+                Ok((number_of(&*snapshot.store)?, snapshot.store))
+            });
+            core = self.core.lock();
+            match made {
+                Ok((seq, store)) => {
+                    core.made = Some(store);
+                    let place = self.take(&mut core, Event::CopyMade { to, version, seq });
+                    // It may be of no use any more.
+                    let unused = core.made.take();
+                    self.let_go(core, place);
+                    drop(unused);
+                }
+                // Nothing may be written that would find it: this server leaves, and another brings `to` up.
+                Err(error @ Error::Stopped { .. }) => {
+                    drop(core);
+                    self.fail(error);
+                }
+                Err(error) => {
+                    tracing::error!(%error, server = %to, "no copy can be made for a server now");
+                    self.step(core, Event::CopyNotMade(to));
+                    self.links.again(to);
+                }
+            }
+            core = self.core.lock();
+        }
+    }
+
+    fn make_durable(&self) {
         let mut core = self.core.lock();
         while !core.ended {
             let Some((seq, sync)) = core.unsynced.take() else {
@@ -215,6 +288,7 @@ impl Node {
         self.stand(&core);
         drop(core);
         self.applied.notify_all();
+        self.wanted.notify_all();
         // What was sent on may be acknowledged by others.
         self.mark.fail(Error::Unknown { cause: "this replica of the chain has ended".into() });
     }
@@ -605,12 +679,15 @@ impl Node {
         }
     }
 
-    /// As [`ObjectStore::snapshot`]: of what is applied now, once that is acknowledged.
+    /// As [`ObjectStore::snapshot`]: of what is applied meanwhile, once that is acknowledged.
     pub(crate) fn snapshot(&self) -> Result<Snapshot> {
-        let core = self.serving()?;
+        let serving = self.serves();
+        self.check_serves(serving)?;
+        // The lock of the node is not held meanwhile: it takes long. What it shows was noted before it was applied.
         let (snapshot, place) = (self.store.snapshot()?, self.dirty.last());
-        drop(core);
-        self.barrier(place).map_or(Ok(()), |barrier| barrier.wait())?;
+        let barrier = self.barrier(place);
+        self.check_serves(serving)?;
+        barrier.map_or(Ok(()), |barrier| barrier.wait())?;
         Ok(snapshot)
     }
 
@@ -644,6 +721,9 @@ impl Node {
             return None;
         }
         let effects = core.replica.step(event);
+        if let Some((by, acked)) = core.replica.acked_by() {
+            core.making.acknowledged(by, acked);
+        }
         self.version.store(core.replica.table().version, Ordering::SeqCst);
         self.stand(core);
         self.kept.store(core.replica.kept_bytes(), Ordering::Relaxed);
@@ -662,16 +742,14 @@ impl Node {
                 }
                 Effect::Send(to, message) => self.links.send(to, message),
                 Effect::Committed(_) => {}
-                Effect::Copy { to, seq, .. } => {
-                    let version = core.replica.table().version;
-                    match self.store.snapshot() {
-                        Ok(snapshot) => self.links.copy(to, version, seq, snapshot.store),
-                        // Nothing may be written that would find it: this server leaves, and another brings `to` up.
-                        Err(error @ Error::Stopped { .. }) => self.fail(error),
-                        Err(error) => {
-                            tracing::error!(%error, server = %to, "no copy can be made for a server now");
-                            self.links.again(to);
-                        }
+                Effect::Copy(to) => {
+                    core.making.want(to, core.replica.table().version, self.now());
+                    self.wanted.notify_all();
+                }
+                Effect::Offer { to, seq } => {
+                    core.making.offered(to, seq);
+                    if let Some(store) = core.made.take() {
+                        self.links.copy(to, core.replica.table().version, seq, store);
                     }
                 }
                 Effect::Distrust => {

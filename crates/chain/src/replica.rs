@@ -5,6 +5,7 @@
 //! others: Message::Forward → Effect::Apply    ┴→ kept, sent on → durable here, acknowledged from behind
 //!       → the head: Effect::Committed · others: Message::Ack to the one before
 //! new table → Begin to the one behind → At: how far it is → what it lacks, or a copy
+//! copy: Effect::Copy → CopyBegins → a snapshot is made → CopyMade → Effect::Offer, what came behind it
 //! ```
 //!
 //! Invariants:
@@ -60,6 +61,19 @@ pub enum Event<O> {
         /// It is the state after this operation.
         seq: u64,
     },
+    /// From now on a copy for this server is made of what this one has: see [`Effect::Copy`].
+    CopyBegins(ServerId),
+    /// It is made.
+    CopyMade {
+        /// The server that it is for.
+        to: ServerId,
+        /// In which version of the table it was begun.
+        version: u64,
+        /// It is the state after this operation.
+        seq: u64,
+    },
+    /// It cannot be made.
+    CopyNotMade(ServerId),
     /// The copy that was begun does not come to its end.
     CopyFailed,
     /// A copy is here, whole and durable, and so are the operations that came behind it.
@@ -147,14 +161,15 @@ pub enum Effect<O> {
     Send(ServerId, Message<O>),
     /// Operations up to this one are on every copy: their writers are told.
     Committed(u64),
-    /// Send this server what makes its state the one after this operation, as it is here now.
-    Copy {
+    /// Make a copy of what is here for this server: [`Event::CopyBegins`], then the copy, of any state since, then
+    /// [`Event::CopyMade`], with steps between them. It is not made where [`Replica::wants_copy`] says so.
+    Copy(ServerId),
+    /// Send this server the copy that was made: what makes its state the one after operation `seq`.
+    Offer {
         /// The server that the copy is for.
         to: ServerId,
         /// After which operation.
         seq: u64,
-        /// It holds the state after this one; `None`: what it holds counts for nothing.
-        since: Option<u64>,
     },
     /// What the store holds counts for nothing from now on, until a copy has come.
     Distrust,
@@ -183,8 +198,11 @@ struct Behind {
     acked: u64,
     /// What is acknowledged waits for it.
     counts: bool,
-    /// It is sent a copy, on this connection: of the state after this operation.
+    /// It is sent a copy, on this connection: of the state after this operation; of one not before it, while it is not
+    /// made yet, and then it is sent nothing else.
     copying: Option<u64>,
+    /// The copy is being made: what comes meanwhile is kept.
+    making: bool,
 }
 
 /// A replica of a chain.
@@ -257,6 +275,11 @@ impl<O: Clone + Weight> Replica<O> {
     /// Up to where the one behind has everything, durably; `None`: there is none.
     pub fn acked(&self) -> Option<u64> {
         self.behind.as_ref().map(|behind| behind.acked)
+    }
+
+    /// The one behind, and up to where it has everything, durably.
+    pub fn acked_by(&self) -> Option<(ServerId, u64)> {
+        self.behind.as_ref().map(|behind| (behind.server, behind.acked))
     }
 
     /// The same, where what the store holds is part of a copy: it counts for nothing.
@@ -343,6 +366,22 @@ impl<O: Clone + Weight> Replica<O> {
                     self.by = Some(By { next: seq + 1, from, version });
                 }
             }
+            Event::CopyBegins(to) => {
+                if self.wants_copy(to)
+                    && let Some(behind) = &mut self.behind
+                {
+                    behind.making = true;
+                    self.keep_none();
+                }
+            }
+            Event::CopyMade { to, version, seq } => self.offer(to, version, seq, &mut effects),
+            Event::CopyNotMade(to) => {
+                if let Some(behind) = self.behind.as_mut().filter(|behind| behind.server == to) {
+                    behind.making = false;
+                    self.bound_kept();
+                    self.advance(&mut effects);
+                }
+            }
             Event::CopyFailed => self.by = None,
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
@@ -392,6 +431,7 @@ impl<O: Clone + Weight> Replica<O> {
             acked: if member.place == Place::Serving { self.applied - self.kept.len() as u64 } else { 0 },
             counts: member.place == Place::Serving,
             copying: None,
+            making: false,
         });
         if self.behind.is_none() {
             self.keep_none();
@@ -433,7 +473,7 @@ impl<O: Clone + Weight> Replica<O> {
     /// Asks the one behind how far it is.
     fn begin(&mut self, effects: &mut Vec<Effect<O>>) {
         if let Some(behind) = &mut self.behind {
-            (behind.streaming, behind.copying) = (false, None);
+            (behind.streaming, behind.copying, behind.making) = (false, None, false);
             let begin = Message::Begin { version: self.table.version, committed: self.committed };
             effects.push(Effect::Send(behind.server, begin));
         }
@@ -448,19 +488,36 @@ impl<O: Clone + Weight> Replica<O> {
                 let operation = operation.clone();
                 effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
             }
-            let counts = behind.counts;
             self.kept_bytes += operation.weight();
             self.kept.push_back(operation);
-            // Where nothing is acknowledged without it, writers wait for room.
-            if !counts && self.regard != Regard::Always && self.kept_bytes > self.kept_bytes_max {
-                self.keep_none();
-            }
+            self.bound_kept();
+        }
+    }
+
+    /// Keeps none where that is too much; writers wait for room where nothing is acknowledged without it, and while a
+    /// copy is made: see [`Replica::advance`].
+    fn bound_kept(&mut self) {
+        let waits = self.behind.as_ref().is_some_and(|behind| behind.counts || behind.making);
+        if !waits && self.regard != Regard::Always && self.kept_bytes > self.kept_bytes_max {
+            self.keep_none();
+        }
+    }
+
+    /// Operations up to this one need not be kept any more.
+    fn keep_after(&mut self, seq: u64) {
+        let known = (seq + 1).saturating_sub(self.first_kept()).min(self.kept.len() as u64) as usize;
+        for operation in self.kept.drain(..known) {
+            self.kept_bytes -= operation.weight();
         }
     }
 
     /// Tells what is durable here and on all behind.
     fn advance(&mut self, effects: &mut Vec<Effect<O>>) {
         if self.place() != Some(Place::Serving) && self.place() != Some(Place::Syncing) || !self.based {
+            return;
+        }
+        if self.behind.as_ref().is_some_and(|behind| behind.making) && self.kept_bytes > self.kept_bytes_max {
+            // What the copy does not hold is to be sent behind it. So writers wait until it is made.
             return;
         }
         let behind = match (&self.behind, self.regard) {
@@ -556,28 +613,68 @@ impl<O: Clone + Weight> Replica<O> {
 
     /// Sends what the one behind lacks.
     fn stream(&mut self, applied: Option<u64>, effects: &mut Vec<Effect<O>>) {
-        let (version, committed) = (self.table.version, self.committed);
         let (first, applied_here) = (self.first_kept(), self.applied);
         let Some(behind) = &mut self.behind else { return };
-        behind.streaming = true;
-        let from = match applied {
+        match applied {
             Some(applied) if (first - 1..=applied_here).contains(&applied) => {
-                behind.copying = None;
-                applied + 1
+                (behind.streaming, behind.copying) = (true, None);
+                self.send_after(applied, effects);
+                if let Some(behind) = self.behind.as_mut().filter(|behind| behind.making) {
+                    behind.making = false;
+                    self.bound_kept();
+                    self.advance(effects);
+                }
             }
             // One that serves has everything that is not kept.
-            _ if behind.counts => return,
-            since if behind.copying.is_some_and(|seq| since.is_none_or(|since| since < seq)) => return,
-            since => {
-                behind.copying = Some(applied_here);
-                effects.push(Effect::Copy { to: behind.server, seq: applied_here, since });
-                self.keep_none();
-                return;
-            }
-        };
-        for (seq, operation) in (first..).zip(&self.kept).filter(|(seq, _)| *seq >= from) {
+            _ if behind.counts => behind.streaming = true,
+            since if behind.copying.is_some_and(|seq| since.is_none_or(|since| since < seq)) => {}
+            _ => self.want_copy(effects),
+        }
+    }
+
+    /// Has a copy made for the one behind.
+    fn want_copy(&mut self, effects: &mut Vec<Effect<O>>) {
+        if let Some(behind) = &mut self.behind {
+            (behind.streaming, behind.copying, behind.making) = (false, Some(self.applied), false);
+            effects.push(Effect::Copy(behind.server));
+            self.keep_none();
+        }
+    }
+
+    /// Whether a copy is to be made for this server, and is not made yet.
+    pub fn wants_copy(&self, to: ServerId) -> bool {
+        let behind = self.behind.as_ref().filter(|behind| behind.server == to);
+        behind.is_some_and(|behind| behind.copying.is_some() && !behind.streaming)
+    }
+
+    /// Offers a copy of the state after operation `seq`, with what came behind it. One that was begun in another table
+    /// is of no use, since another was asked for since; nor is one of before what is kept.
+    fn offer(&mut self, to: ServerId, version: u64, seq: u64, effects: &mut Vec<Effect<O>>) {
+        if version != self.table.version || !self.wants_copy(to) {
+            return;
+        }
+        if !(self.first_kept() - 1..=self.applied).contains(&seq) {
+            self.want_copy(effects);
+            return self.advance(effects);
+        }
+        if let Some(behind) = &mut self.behind {
+            (behind.streaming, behind.copying, behind.making) = (true, Some(seq), false);
+        }
+        effects.push(Effect::Offer { to, seq });
+        self.keep_after(seq);
+        self.send_after(seq, effects);
+        self.bound_kept();
+        self.advance(effects);
+    }
+
+    /// Sends the one behind what is kept after operation `seq`.
+    fn send_after(&self, seq: u64, effects: &mut Vec<Effect<O>>) {
+        let (version, committed) = (self.table.version, self.committed);
+        let Some(to) = self.behind.as_ref().map(|behind| behind.server) else { return };
+        let numbered = (self.first_kept()..).zip(&self.kept);
+        for (seq, operation) in numbered.filter(|(number, _)| *number > seq) {
             let operation = operation.clone();
-            effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
+            effects.push(Effect::Send(to, Message::Forward { version, seq, operation, committed }));
         }
         // It may have grown since the one behind was asked.
         self.tell_committed(effects);
@@ -593,11 +690,9 @@ impl<O: Clone + Weight> Replica<O> {
             behind.counts = true;
             effects.push(Effect::InStep(behind.server, self.table.version));
         }
-        for operation in self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize) {
-            self.kept_bytes -= operation.weight();
-        }
+        self.keep_after(seq);
         if let Some(behind) = &mut self.behind
-            && behind.copying.is_some_and(|copied| copied <= seq)
+            && behind.copying.is_some_and(|copied| copied <= seq && behind.streaming)
         {
             // It has what the copy holds, by that or before that came.
             behind.copying = None;

@@ -59,6 +59,19 @@ impl Standing {
     }
 }
 
+/// Which operation what is here is the state after.
+///
+/// # Errors
+/// The store's; [`Error::Corrupt`] if it is none: it does not say so, or is part of a copy.
+pub(crate) fn number_of(store: &dyn ObjectStore) -> Result<u64> {
+    let (state, corrupt) = (state(), |what: &str| Error::Corrupt { offset: 0, what: what.to_owned() });
+    if store.xattr(&state, PART).wait()?.is_some() {
+        return Err(corrupt("a store of a chain that holds part of a copy"));
+    }
+    let value = store.xattr(&state, APPLIED).wait()?.and_then(|value| number_from(&value));
+    value.ok_or_else(|| corrupt("a store of a chain without the number of its last operation"))
+}
+
 fn state() -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), "state")
 }

@@ -35,6 +35,8 @@ pub enum ChainAction {
     Write(u8, u8),
     /// What a server has applied becomes durable.
     Sync(u8),
+    /// The copy that a server is to make is made, of what it has then.
+    Make(u8),
     /// The copy that a server puts in place is whole.
     Put(u8),
     /// The next of what the first has sent arrives at the second.
@@ -134,6 +136,9 @@ impl Model for ChainModel {
             if server.durable < server.content.len() {
                 actions.push(ChainAction::Sync(number));
             }
+            if server.making.is_some() {
+                actions.push(ChainAction::Make(number));
+            }
             if server.putting.is_some() {
                 actions.push(ChainAction::Put(number));
             }
@@ -167,6 +172,7 @@ impl Model for ChainModel {
         match action {
             ChainAction::Write(server, operation) => next.write(self, server.into(), operation),
             ChainAction::Sync(server) => next.sync(self, server.into()),
+            ChainAction::Make(server) => next.make(self, server.into()),
             ChainAction::Put(server) => next.put(self, server.into()),
             ChainAction::Deliver(from, to) => next.deliver(self, from.into(), to.into())?,
             ChainAction::Cut(one, other) => {

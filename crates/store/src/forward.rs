@@ -96,6 +96,14 @@ pub trait Forward: Send + Sync {
         self.behind().sync()
     }
 
+    /// As [`ObjectStore::snapshot`].
+    ///
+    /// # Errors
+    /// As there.
+    fn snapshot(&self) -> Result<Snapshot> {
+        self.behind().snapshot()
+    }
+
     /// As [`ObjectStore::xattr`].
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
         self.behind().xattr(object, name)
@@ -243,6 +251,6 @@ impl<F: Forward> ObjectStore for F {
         forwarded(self, None, || Forward::list(self, collection, after, limit))
     }
     fn snapshot(&self) -> Result<Snapshot> {
-        Forward::behind(self).snapshot()
+        Forward::snapshot(self)
     }
 }

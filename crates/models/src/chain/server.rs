@@ -48,6 +48,8 @@ pub struct Server {
     pub lease: Option<u64>,
     /// The copy that takes the place of what it has.
     pub putting: Option<Putting>,
+    /// A copy of what it has is to be made for this server.
+    pub making: Option<ServerId>,
     /// The operations that were put by behind it.
     pub by: Vec<u8>,
 }

@@ -76,6 +76,7 @@ impl ChainState {
             durable: 0,
             lease: None,
             putting: None,
+            making: None,
             by: Vec::new(),
         };
         let mut state = Self {
@@ -117,6 +118,7 @@ impl ChainState {
                 && server.incarnation == member.incarnation
                 && server.durable == server.content.len()
                 && server.putting.is_none()
+                && server.making.is_none()
         };
         let serves = |member: &&Member| matches!(member.place, Place::Serving | Place::Syncing);
         self.net.iter().all(VecDeque::is_empty) && self.table.members.iter().filter(serves).all(is_done)
@@ -192,6 +194,14 @@ impl ChainState {
         self.carry_out(protocol, number, effects);
     }
 
+    /// The copy that a server is to make is made.
+    pub fn make(&mut self, protocol: &ChainModel, number: usize) {
+        let server = &mut self.servers[number];
+        let Some(to) = server.making.take() else { return };
+        let (version, seq) = (server.replica.table().version, server.content.len() as u64);
+        self.step(protocol, number, Event::CopyMade { to, version, seq });
+    }
+
     /// A connection breaks.
     pub fn cut(&mut self, protocol: &ChainModel, one: usize, other: usize) {
         self.net_mut(one, other).clear();
@@ -211,7 +221,7 @@ impl ChainState {
         };
         server.incarnation = incarnation;
         server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64, protocol.kept_max);
-        (server.lease, server.putting) = (None, None);
+        (server.lease, server.putting, server.making) = (None, None, None);
         server.by.clear();
         for other in (0..self.servers.len()).filter(|other| *other != number) {
             self.net_mut(number, other).clear();
@@ -260,7 +270,11 @@ impl ChainState {
                     self.net_mut(number, to.0 as usize).push_back(Parcel::Message(message));
                 }
                 Effect::Committed(seq) => self.decide(number, seq as usize),
-                Effect::Copy { to, seq, .. } => {
+                Effect::Copy(to) => {
+                    self.servers[number].making = Some(to);
+                    self.step(protocol, number, Event::CopyBegins(to));
+                }
+                Effect::Offer { to, seq } => {
                     let version = self.servers[number].replica.table().version;
                     let mut content = self.servers[number].content.clone();
                     assert!(seq == content.len() as u64 || protocol.breakage.is_some(), "a copy is of now");
