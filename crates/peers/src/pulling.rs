@@ -5,11 +5,12 @@
 //!
 //! Invariants:
 //! 1. One thread at a time writes to the store of a node on behalf of copies.
-//! 2. Where a copy does not come to its end the other side is told, and begins anew.
+//! 2. Where a copy does not come to its end the node and the other side are told, and it begins anew: also where its
+//!    thread is not started, or panics.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use esker_wire::proto::chain as proto;
 use esker_wire::proto::chain::replication_client::ReplicationClient;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -43,16 +45,24 @@ pub(crate) struct Offer {
     pub copy: u64,
 }
 
+/// Has a thread of its own do this.
+type Start = fn(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>;
+
+fn start(work: Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("esker-copy".into()).spawn(work)
+}
+
 struct Job {
-    stop: Arc<AtomicBool>,
+    stop: watch::Sender<bool>,
     bytes: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
 
 impl Job {
-    /// Gives it up, and waits for its end.
+    /// Gives it up, and waits for its end: for what its store is at, and for no answer of the other side.
     fn end(self, chain: &str) {
-        self.stop.store(true, Ordering::SeqCst);
+        // It may have ended.
+        let _ = self.stop.send(true);
         if self.thread.join().is_err() {
             tracing::error!(chain, "the thread of a copy panicked");
         }
@@ -71,11 +81,13 @@ pub(crate) struct Pulling {
     me: ServerId,
     /// Of each, at most; 0: no limit.
     bytes_per_s: u64,
+    /// Another in tests.
+    start: Mutex<Start>,
 }
 
 impl Pulling {
     pub(crate) fn new(reach: Arc<Reach>, me: ServerId, bytes_per_s: u64) -> Self {
-        Self { jobs: Mutex::default(), reach, me, bytes_per_s }
+        Self { jobs: Mutex::default(), reach, me, bytes_per_s, start: Mutex::new(start) }
     }
 
     /// Pulls this copy for this node; one that is pulled for the chain already is given up first, which is waited for.
@@ -98,13 +110,10 @@ impl Pulling {
                 return;
             }
         }
-        let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&bytes));
-        let (reach, me, bytes_per_s) = (Arc::clone(&self.reach), self.me, self.bytes_per_s);
-        let thread = std::thread::Builder::new()
-            .name("esker-copy".into())
-            .spawn(move || pull(&reach, (me, bytes_per_s), &node, &offer, (&stopped, &counted)));
-        match thread {
+        let ((stop, stopped), bytes) = (watch::channel(false), Arc::<AtomicU64>::default());
+        let pull = Pull { reach: Arc::clone(&self.reach), me: self.me, node, offer, is_here: false };
+        let (counted, bytes_per_s, start) = (Arc::clone(&bytes), self.bytes_per_s, *self.start.lock());
+        match start(Box::new(move || pull.run(bytes_per_s, stopped, &counted))) {
             Ok(thread) => *job = Some(Job { stop, bytes, thread }),
             Err(error) => tracing::error!(%error, "a copy cannot be begun"),
         }
@@ -129,47 +138,76 @@ impl Pulling {
     }
 }
 
-fn pull(
-    reach: &Reach,
-    (me, bytes_per_s): (ServerId, u64),
-    node: &Node,
-    offer: &Offer,
-    (stop, bytes): (&AtomicBool, &AtomicU64),
-) {
-    let Offer { chain, from, version, seq, copy } = offer;
-    let runtime = reach.runtime.clone();
-    let client = loop {
-        match runtime.block_on(reach.connect(chain, *from)) {
-            Ok(client) => break client,
-            Err(why) => {
-                tracing::warn!(chain, server = %from, why, "a copy cannot be pulled yet");
-                std::thread::sleep(AGAIN);
-            }
+/// A copy that is pulled. Its node and the other side are told of its end when it is dropped.
+struct Pull {
+    reach: Arc<Reach>,
+    /// This server.
+    me: ServerId,
+    node: Arc<Node>,
+    offer: Offer,
+    is_here: bool,
+}
+
+impl Pull {
+    /// Pulls it, as far as it comes.
+    fn run(mut self, bytes_per_s: u64, mut stop: watch::Receiver<bool>, bytes: &AtomicU64) {
+        let Some(client) = self.connect(&mut stop) else { return };
+        let Offer { chain, from, version, seq, copy } = &self.offer;
+        let source = Remote { client, copy: *copy, runtime: self.reach.runtime.clone(), stop: stop.clone() };
+        let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
+        let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
+        let began = std::time::Instant::now();
+        let mut progress = |done: Progress| {
+            bytes.store(done.bytes, Ordering::Relaxed);
+            !*stop.borrow()
+        };
+        let done = bring_up(&**self.node.store(), &source, &[COLLECTION.into()], options, &mut progress);
+        let done = done.and_then(|report| {
+            let ms = began.elapsed().as_millis() as u64;
+            tracing::info!(chain, server = %from, seq, ?report, ms, "a copy is here");
+            self.node.copied(*from, *version, *seq)
+        });
+        if let Err(error) = &done {
+            tracing::warn!(chain, server = %from, %error, "a copy was given up");
         }
-        if stop.load(Ordering::SeqCst) {
-            return;
-        }
-    };
-    let source = Remote { client, copy: *copy, runtime: runtime.clone() };
-    let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
-    let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
-    let began = std::time::Instant::now();
-    let mut progress = |done: Progress| {
-        bytes.store(done.bytes, Ordering::Relaxed);
-        !stop.load(Ordering::SeqCst)
-    };
-    let done = bring_up(&**node.store(), &source, &[COLLECTION.into()], options, &mut progress);
-    let done = done.and_then(|report| {
-        let ms = began.elapsed().as_millis() as u64;
-        tracing::info!(chain, server = %from, seq, ?report, ms, "a copy is here");
-        node.copied(*from, *version, *seq)
-    });
-    let failed = done.is_err();
-    if let Err(error) = done {
-        tracing::warn!(chain, server = %from, %error, "a copy was given up");
-        node.copy_failed();
+        self.is_here = done.is_ok();
     }
-    runtime.block_on(tell(reach, offer, me, failed, false));
+
+    /// Connects to the other side; `None`: it is to stop.
+    fn connect(&self, stop: &mut watch::Receiver<bool>) -> Option<ReplicationClient<Channel>> {
+        let Offer { chain, from, .. } = &self.offer;
+        let connected = async {
+            loop {
+                match self.reach.connect(chain, *from).await {
+                    Ok(client) => return client,
+                    Err(why) => tracing::warn!(chain, server = %from, why, "a copy cannot be pulled yet"),
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        };
+        self.reach.runtime.block_on(async {
+            tokio::select! {
+                client = connected => Some(client),
+                () = stopped(stop) => None,
+            }
+        })
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        if !self.is_here {
+            self.node.copy_failed();
+        }
+        let (reach, offer, me, failed) = (Arc::clone(&self.reach), self.offer.clone(), self.me, !self.is_here);
+        self.reach.runtime.spawn(async move { tell(&reach, &offer, me, failed, false).await });
+    }
+}
+
+/// Waits until a copy is to stop.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Where its job is gone, no one waits for it.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Tells the other side of the end of a copy.
@@ -193,12 +231,20 @@ struct Remote {
     client: ReplicationClient<Channel>,
     copy: u64,
     runtime: Handle,
+    stop: watch::Receiver<bool>,
 }
 
 impl Remote {
     fn ask<T>(&self, call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>) -> Result<T> {
-        let answer = self.runtime.block_on(async { tokio::time::timeout(CALL, call).await });
         let failed = |kind, why: String| Error::io("asking for a part of a copy", std::io::Error::new(kind, why));
+        let mut stop = self.stop.clone();
+        let answer = self.runtime.block_on(async {
+            tokio::select! {
+                answer = tokio::time::timeout(CALL, call) => Some(answer),
+                () = stopped(&mut stop) => None,
+            }
+        });
+        let Some(answer) = answer else { return Err(failed(std::io::ErrorKind::Interrupted, "it is to stop".into())) };
         match answer {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(failed(std::io::ErrorKind::Other, status.to_string())),
@@ -223,7 +269,114 @@ impl Source for Remote {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::time::Instant;
+
+    use bytes::Bytes;
+    use esker_chain::{Incarnation, Links, Member, Message, Operation, Place, Standing, Table};
+    use esker_memory::MemoryStore;
+    use esker_store::ObjectStore;
+    use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::{Request, Response, Streaming};
+
     use super::*;
+
+    struct Alone;
+
+    impl Links for Alone {
+        fn send(&self, _: ServerId, _: Message<Operation>) {}
+        fn refresh(&self) {}
+        fn tell_in_step(&self, _: ServerId, _: u64) {}
+        fn copy(&self, _: ServerId, _: u64, _: u64, _: Arc<dyn ObjectStore>) {}
+        fn encode(&self, _: &Operation) -> Bytes {
+            Bytes::new()
+        }
+        fn decode(&self, _: Bytes) -> Result<Operation> {
+            Err(Error::Closed)
+        }
+        fn again(&self, _: ServerId) {}
+    }
+
+    /// What it is told of the end of a copy is counted.
+    #[derive(Default)]
+    struct Ends(Arc<AtomicU32>);
+
+    #[tonic::async_trait]
+    impl Replication for Ends {
+        type SendStream = ReceiverStream<std::result::Result<proto::Sent, Status>>;
+
+        async fn send(
+            &self,
+            _: Request<Streaming<proto::Letters>>,
+        ) -> std::result::Result<Response<Self::SendStream>, Status> {
+            Err(Status::unimplemented("letters"))
+        }
+        async fn pages(
+            &self,
+            _: Request<proto::PagesRequest>,
+        ) -> std::result::Result<Response<proto::PagesResponse>, Status> {
+            std::future::pending().await
+        }
+        async fn content(
+            &self,
+            _: Request<proto::ContentRequest>,
+        ) -> std::result::Result<Response<proto::ContentResponse>, Status> {
+            Err(Status::unimplemented("contents"))
+        }
+        async fn end_copy(
+            &self,
+            request: Request<proto::EndCopyRequest>,
+        ) -> std::result::Result<Response<proto::EndCopyResponse>, Status> {
+            let end = request.into_inner();
+            assert!(end.failed && !end.refused && end.copy == 7);
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(Response::new(proto::EndCopyResponse {}))
+        }
+    }
+
+    #[test]
+    fn a_copy_ends_for_both_sides_also_where_its_thread_is_not_started_or_panics_or_waits() {
+        // Failure: the other side went on to send what was to come behind the copy, which never came, and the server
+        // put it by until its store was full. Fix: what pulls a copy tells of its end when it is dropped.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let (address, told) = (listener.local_addr().unwrap().to_string(), Ends::default());
+        let count = Arc::clone(&told.0);
+        let server = tonic::transport::Server::builder().add_service(ReplicationServer::new(told));
+        runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let reach = Arc::new(Reach::new(runtime.handle().clone(), None));
+        reach.know("a", [(ServerId(0), address)].into());
+        let pulling = Pulling::new(reach, ServerId(1), 0);
+        let member = |server, place| Member { server: ServerId(server), incarnation: Incarnation(1), place, since: 1 };
+        let members = vec![member(0, Place::Serving), member(1, Place::Syncing)];
+        let starts: [Start; 3] = [
+            |_| Err(std::io::Error::from_raw_os_error(11)),
+            |work| {
+                std::thread::Builder::new().spawn(move || {
+                    let _work = work;
+                    panic!("as a defect may");
+                })
+            },
+            start,
+        ];
+        for (ends, start) in (1..).zip(starts) {
+            let store = Arc::new(MemoryStore::new());
+            let standing = Standing::read(&*store, &"s".into()).unwrap();
+            let node = Node::new(store, &standing, ServerId(1), Incarnation(1), 1 << 20, Arc::new(Alone));
+            node.go_by(Table { version: 1, members: members.clone() });
+            *pulling.start.lock() = start;
+            pulling.begin(node, Offer { chain: "a".into(), from: ServerId(0), version: 1, seq: 3, copy: 7 });
+            let began = Instant::now();
+            // One that waits for an answer is given up at once.
+            pulling.stop("a");
+            while count.load(Ordering::SeqCst) < ends {
+                assert!(began.elapsed() < Duration::from_secs(10), "it is not told of the end of copy {ends}");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert!(began.elapsed() < CALL / 2);
+        }
+    }
 
     #[test]
     fn no_chain_waits_for_the_copy_of_another() {
