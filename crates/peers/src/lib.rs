@@ -11,6 +11,7 @@
 //! 2. What waits for a slow server is bounded: above the bound its stream is ended.
 //! 3. One copy at a time is put in place of what a store holds.
 //! 4. Only loopback addresses are listened on, unless servers show each other certificates.
+//! 5. Connections are bounded, those on which no request has come in number and time: they keep no peer out.
 //!
 //! Format: crates/wire/proto/esker/chain/v1/replication.proto
 
@@ -26,6 +27,8 @@ mod pulling;
 mod reach;
 mod service;
 mod spans;
+mod visitors;
 
 pub use error::{Error, Result};
 pub use peers::{Asked, Config, Peers, TlsFiles, connect};
+pub use visitors::{CONNECTIONS_MAX, STRANGERS_MAX};

@@ -16,8 +16,8 @@ use esker_wire::proto::chain::letter::What;
 use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tonic::service::Routes;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -25,6 +25,7 @@ use crate::hub::{Hub, Stream};
 use crate::letters::message;
 use crate::pulling::Offer;
 use crate::reach::{ALIVE_EVERY, MESSAGE_BYTES_MAX, WINDOW_BYTES};
+use crate::visitors::{self, Room};
 use crate::{Error, Result};
 
 /// Letters that have come and that the node has not heard.
@@ -61,7 +62,6 @@ pub(crate) fn start(
     let _inside = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(socket)?;
     let mut server = Server::builder()
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(ALIVE_EVERY))
         .http2_keepalive_timeout(Some(ALIVE_EVERY))
         .initial_stream_window_size(WINDOW_BYTES)
@@ -73,8 +73,9 @@ pub(crate) fn start(
     }
     let service = ReplicationServer::new(service);
     let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let mut server = server.layer(InterceptorLayer::new(visitors::admit));
     let serving = server.add_routes(beside.add_service(service)).serve_with_incoming_shutdown(
-        TcpListenerStream::new(listener),
+        visitors::incoming(listener, Room::new()),
         async move {
             // Or what tells is gone.
             let _ = stopping.wait_for(|stopping| *stopping).await;

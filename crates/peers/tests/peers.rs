@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use esker_chain::{ChainStore, Incarnation, Member, Node, Place, ServerId, Standing, Table};
 use esker_memory::MemoryStore;
-use esker_peers::{Asked, Config, Error, Peers};
+use esker_peers::{Asked, Config, Error, Peers, STRANGERS_MAX};
 use esker_store::{Change, ObjectId, ObjectStore, OmapScan, Transaction};
 
 const PERIOD: Duration = Duration::from_secs(3_600);
@@ -176,6 +178,44 @@ fn a_server_that_is_gone_for_a_while_is_sent_what_it_lacks() {
     go_by(&[&servers[1]], &both);
     writing.join().unwrap().unwrap();
     assert_eq!(all(&servers[1].below), all(&servers[0].below));
+}
+
+/// Whether the other side has ended it.
+fn is_ended(stream: &mut TcpStream) -> bool {
+    let mut bytes = [0; 1 << 10];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[test]
+fn a_peer_connects_beside_a_thousand_strangers_who_are_ended() {
+    // Failure: strangers took all descriptors of the process. Fix: few may stay, for a short time.
+    let servers = servers(2, 1 << 20);
+    let mut strangers: Vec<_> = (0..1_000)
+        .map(|_| {
+            let stream = TcpStream::connect(servers[1].peers.address()).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
+        .collect();
+    let began = Instant::now();
+    let mut open = || strangers.iter_mut().filter_map(|stream| (!is_ended(stream)).then_some(())).count();
+    eventually("no more stay than may", || open() <= STRANGERS_MAX);
+    assert!(open() > 0, "those that stay have their time");
+    let places = [(0, Place::Serving, 1), (1, Place::Serving, 1)];
+    go_by(&servers.iter().collect::<Vec<_>>(), &table(1, &places));
+    servers[0].store().submit(set("k", "v")).wait().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    eventually("their time is over", || open() == 0);
+    // That of a peer is not.
+    servers[0].store().submit(set("k", "w")).wait().unwrap();
+    assert_eq!(all(&servers[1].below), [("k".into(), "w".into())]);
+    assert!(servers[0].peers.reaches(CHAIN, ServerId(1)));
 }
 
 #[test]

@@ -25,6 +25,13 @@ pub fn raise() -> usize {
     current.map_or(usize::MAX, |current| usize::try_from(current).unwrap_or(usize::MAX))
 }
 
+/// What each store of the process has of so many descriptors: equal parts of what connections of peers leave, if there
+/// are peers.
+pub fn part(descriptors: usize, stores: usize, has_peers: bool) -> usize {
+    let peers = if has_peers { esker_peers::CONNECTIONS_MAX + esker_peers::STRANGERS_MAX } else { 0 };
+    descriptors.saturating_sub(peers) / stores.max(1)
+}
+
 /// Lowers the limits, all in the same proportion, to what fits `descriptors`, with HTTP served on so many addresses;
 /// then returns words that say what they are.
 pub fn fit(
@@ -93,6 +100,7 @@ mod tests {
             assert!(all + OWN <= descriptors && all > descriptors / 2, "{all} of {descriptors}: {line}");
             assert!(line.contains(&format!("{} max_clients", resp.clients_max)), "{line}");
         }
+        assert_eq!((part(4_096, 1, false), part(4_320, 2, true), part(64, 1, true)), (4_096, 2_000, 0));
         let (mut resp, ..) = configs();
         assert!(fit(64, &mut resp, None, None, None, 0).is_some());
         assert_eq!((resp.clients_max, resp.strangers_max), (LEAST, LEAST));

@@ -61,11 +61,15 @@ pub fn plans(settings: Settings, front: &Front, sockets: Sockets) -> Result<Vec<
     Ok(plans)
 }
 
-/// Keeps the limits within the file descriptors that there are, beside so many addresses of HTTP; what of that is to be
-/// said.
+/// Keeps the limits within the file descriptors that there are, beside peers and so many addresses of HTTP; what of it
+/// is to be said.
 pub fn fit(plans: &mut [Plan], http_doors: usize) -> Vec<String> {
     let descriptors = descriptors::raise();
-    let part = descriptors / plans.len().max(1);
+    let has_peers = plans.iter().any(|plan| {
+        let Settings { cluster, standby, .. } = &plan.settings;
+        [&cluster.location, &standby.mode, &standby.follow].iter().any(|given| !given.is_empty())
+    });
+    let part = descriptors::part(descriptors, plans.len(), has_peers);
     let lines = plans.iter_mut().filter_map(|plan| {
         let Plan { resp, disks, rpc, thrift, .. } = plan;
         let lowered = descriptors::fit(part, resp, disks.as_mut(), rpc.as_mut(), thrift.as_mut(), http_doors)?;
