@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. Letters of one chain to one server arrive in the order in which they were sent; where a stream ends, what was on
 //!    its way and what waited for it is lost, and the node is told once there is another stream.
-//! 2. What waits for a slow server is bounded: above the bound its stream is ended.
+//! 2. What waits for a slow server is bounded: above the bound its stream is ended. So is what a server has not heard.
 //! 3. One copy at a time is put in place of what a store holds.
 //! 4. Only loopback addresses are listened on, unless servers show each other certificates.
 //! 5. Connections are bounded, those on which no request has come in number and time: they keep no peer out.
@@ -27,6 +27,7 @@ mod pulling;
 mod reach;
 mod service;
 mod spans;
+mod unheard;
 mod visitors;
 
 pub use error::{Error, Result};

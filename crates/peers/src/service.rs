@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use esker_chain::{Message, Operation, ServerId};
+use esker_chain::{Message, Operation, ServerId, Weight};
 use esker_wire::proto::chain as proto;
 use esker_wire::proto::chain::letter::What;
 use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
@@ -25,11 +25,15 @@ use crate::hub::{Hub, Stream};
 use crate::letters::message;
 use crate::pulling::Offer;
 use crate::reach::{ALIVE_EVERY, MESSAGE_BYTES_MAX, WINDOW_BYTES};
+use crate::unheard::{Receiver, Sender, channel};
 use crate::visitors::{self, Room};
 use crate::{Error, Result};
 
-/// Letters that have come and that the node has not heard.
+/// Letters that have come on a stream and that the node has not heard: batches, and bytes.
 const UNHEARD: usize = 64;
+const UNHEARD_BYTES: u32 = 64 << 20;
+/// A letter without payload takes this of them.
+const LETTER_BYTES: usize = 64;
 /// From a copy that failed to the next, and from one that was not begun.
 const PAUSE: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_millis(50);
@@ -98,6 +102,15 @@ enum Heard {
     Copy(proto::Copy),
 }
 
+impl Heard {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(Message::Forward { operation, .. }) => LETTER_BYTES + operation.weight(),
+            _ => LETTER_BYTES,
+        }
+    }
+}
+
 /// A stream of letters of one peer, to the node of one chain.
 struct Hearing {
     hub: Weak<Hub>,
@@ -141,7 +154,7 @@ impl Hearing {
     async fn take(
         &self,
         mut letters: Streaming<proto::Letters>,
-        unheard: mpsc::Sender<VecDeque<Heard>>,
+        unheard: Sender<VecDeque<Heard>>,
     ) -> std::result::Result<(), Status> {
         while let Some(together) = letters.message().await? {
             let together = together.letters.into_iter().map(heard).collect::<std::result::Result<_, _>>()?;
@@ -150,7 +163,8 @@ impl Hearing {
                 continue;
             }
             self.behind.fetch_add(1, Ordering::SeqCst);
-            if unheard.send(rest).await.is_err() {
+            let bytes = rest.iter().map(Heard::bytes).sum();
+            if !unheard.send(rest, bytes).await {
                 return Err(Status::aborted("the letters are not heard any more"));
             }
         }
@@ -158,15 +172,15 @@ impl Hearing {
     }
 
     /// Has the node hear letters, in order, until there is another stream of the same peer.
-    fn hear(&self, mut letters: mpsc::Receiver<VecDeque<Heard>>) {
-        while let Some(together) = letters.blocking_recv() {
+    fn hear(&self, mut unheard: Receiver<VecDeque<Heard>>) {
+        while let Some(mut together) = unheard.next() {
             let Some(hub) = self.hub.upgrade() else { return };
             let last = self.stream.lock();
             if *last != self.own {
                 return;
             }
             let node = hub.node(&self.chain);
-            for one in together {
+            for one in together.letters.drain(..) {
                 let Some(node) = &node else { break };
                 match one {
                     Heard::Message(message) => node.hear(self.from, message),
@@ -212,7 +226,7 @@ impl Replication for Service {
             );
             return Err(Status::failed_precondition(why));
         }
-        let (sender, unheard) = mpsc::channel(UNHEARD);
+        let (sender, unheard) = channel(UNHEARD, UNHEARD_BYTES);
         let (chain, from) = (hello.chain, ServerId(hello.from));
         let (answer, answers) = mpsc::channel(1);
         let taking = move || {
