@@ -32,6 +32,12 @@ pub enum Error {
         /// That it is of.
         other: String,
     },
+    /// Its thread panicked, which is a defect of this program: the log says where. Start the process anew.
+    #[error("the thread that keeps this server in the chain {chain} panicked")]
+    Panicked {
+        /// Which.
+        chain: String,
+    },
     /// This store was a primary's. Make it the standby of the server that took its place.
     #[error(
         "this store's server was deposed: another was promoted, with epoch {epoch}. Make it the standby of that one: \

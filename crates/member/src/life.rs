@@ -109,7 +109,7 @@ impl Life {
             tracing::warn!(chain = self.chain, version = table.version, "this server was taken out of its chain");
             return Ok(Round::Over);
         }
-        if let Some(why) = self.fault(period) {
+        if let Some(why) = fault(&self.node, self.runs.as_ref(), period) {
             tracing::error!(chain = self.chain, why, "this server leaves its chain");
             view.trouble = Some(why);
             return Ok(Round::Failed);
@@ -206,18 +206,6 @@ impl Life {
         now.saturating_duration_since(self.heard.1)
     }
 
-    /// Why this life cannot go on, if so.
-    fn fault(&self, period: Duration) -> Option<String> {
-        if let Some(error) = self.node.failure() {
-            return Some(error.to_string());
-        }
-        if self.node.is_hollow() {
-            return Some("what it holds is part of a copy, and its table has it serve".into());
-        }
-        let since = self.node.syncs_since();
-        (since > period).then(|| format!("a sync of its store has been under way for {} ms", since.as_millis()))
-    }
-
     /// Puts what the node knows into the view.
     pub(crate) fn look(&self, view: &mut View) {
         if let Some((place, applied, committed, kept_bytes)) = self.node.look() {
@@ -283,6 +271,66 @@ impl Life {
     }
 }
 
+/// Why the life of this node, whose thread this is, cannot go on, if so.
+fn fault(node: &Node, runs: Option<&JoinHandle<()>>, period: Duration) -> Option<String> {
+    if let Some(error) = node.failure() {
+        return Some(error.to_string());
+    }
+    if runs.is_some_and(JoinHandle::is_finished) {
+        // No operation becomes durable here any more.
+        return Some("the thread of its node has ended".into());
+    }
+    if node.is_hollow() {
+        return Some("what it holds is part of a copy, and its table has it serve".into());
+    }
+    let since = node.syncs_since();
+    (since > period).then(|| format!("a sync of its store has been under way for {} ms", since.as_millis()))
+}
+
 fn addresses(servers: &BTreeMap<ServerId, ServerRecord>) -> BTreeMap<ServerId, String> {
     servers.iter().map(|(server, record)| (*server, record.served.peer.clone())).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use esker_chain::{Message, Operation};
+    use esker_memory::MemoryStore;
+
+    use super::*;
+
+    struct Alone;
+
+    impl Links for Alone {
+        fn send(&self, _: ServerId, _: Message<Operation>) {}
+        fn refresh(&self) {}
+        fn tell_in_step(&self, _: ServerId, _: u64) {}
+        fn copy(&self, _: ServerId, _: u64, _: u64, _: Arc<dyn ObjectStore>) {}
+        fn encode(&self, _: &Operation) -> Bytes {
+            Bytes::new()
+        }
+        fn decode(&self, _: Bytes) -> esker_store::Result<Operation> {
+            Err(esker_store::Error::Closed)
+        }
+        fn again(&self, _: ServerId) {}
+    }
+
+    #[test]
+    fn a_node_whose_thread_has_panicked_ends_its_life() {
+        // Failure: the server renewed its lease, and no write was acknowledged any more. Fix: its end is a fault.
+        let store = Arc::new(MemoryStore::new());
+        let standing = Standing::read(&*store, &"s".into()).unwrap();
+        let node = Node::new(store, &standing, ServerId(1), Incarnation(1), 1 << 20, Arc::new(Alone));
+        let own = Arc::clone(&node);
+        let runs = std::thread::spawn(move || own.run());
+        let period = Duration::from_secs(60);
+        assert_eq!(fault(&node, Some(&runs), period), None);
+        let panics = std::thread::spawn(|| panic!("as a step may"));
+        while !panics.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(fault(&node, Some(&panics), period).unwrap(), "the thread of its node has ended");
+        node.end();
+        runs.join().unwrap();
+    }
 }

@@ -54,6 +54,14 @@ struct Shared {
     asked: Notify,
 }
 
+impl Shared {
+    /// It goes on no more, for this reason.
+    fn end(&self, error: Error) {
+        self.state.lock().ended = Some(Arc::new(error));
+        self.changed.notify_all();
+    }
+}
+
 impl Asked for Shared {
     fn refresh(&self) {
         self.asked.notify_one();
@@ -146,15 +154,27 @@ struct Task {
     config: Config,
 }
 
+/// Tells at the end of a member's thread where a panic is that end.
+struct Ends<'t> {
+    shared: &'t Shared,
+    chain: &'t str,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.end(Error::Panicked { chain: self.chain.to_owned() });
+        }
+    }
+}
+
 impl Task {
     fn run(self, stopping: watch::Receiver<bool>) {
+        let _ends = Ends { shared: &self.shared, chain: &self.config.chain };
         self.host.runtime().block_on(async {
             if let Err(error) = self.lives(stopping).await {
                 tracing::error!(chain = self.config.chain, %error, "this server is no member of its chain any more");
-                let mut state = self.shared.state.lock();
-                state.ended = Some(Arc::new(error));
-                drop(state);
-                self.shared.changed.notify_all();
+                self.shared.end(error);
             }
         });
     }
@@ -284,5 +304,26 @@ impl Task {
             drop(state);
             self.shared.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_whose_thread_panics_is_told_of_as_ended() {
+        // Failure: faces waited for ever for a server that was in no chain. Fix: a guard tells those that wait.
+        let state = State { view: Arc::default(), node: None, turn: 0, ended: None };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), asked: Notify::new() });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            let _ends = Ends { shared: &own, chain: "c" };
+            panic!("as a defect may");
+        });
+        thread.join().unwrap_err();
+        let ended = shared.state.lock().ended.clone();
+        assert!(matches!(&*ended.unwrap(), Error::Panicked { chain } if chain == "c"));
     }
 }
