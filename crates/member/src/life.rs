@@ -20,6 +20,9 @@ use crate::view::View;
 const SETTLE_MAX: Duration = Duration::from_millis(50);
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
+/// A server that leaves tries so often to make the table without itself, where others change the table meanwhile.
+const HAND_OVERS: u32 = 4;
+
 /// Between the name of a chain and what tells its stores apart, in the name of a store.
 const OF: char = ':';
 
@@ -254,20 +257,29 @@ impl Life {
 
     async fn hand_over(&self) -> Result<()> {
         self.coordinator.give_up(&self.chain, self.server, self.incarnation).await?;
+        for _ in 0..HAND_OVERS {
+            if self.take_out().await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the table without this start, whose lease is given up; whether there is no more to be done. `false`:
+    /// another has changed the table meanwhile.
+    async fn take_out(&self) -> Result<bool> {
         let (table, stamp) = self.coordinator.table(&self.chain, Freshness::Latest).await?;
         let leases = self.coordinator.leases(&self.chain).await?;
-        let Some(lease) = leases.get(&self.server).filter(|lease| lease.gave_up) else { return Ok(()) };
+        let Some(lease) = leases.get(&self.server).filter(|lease| lease.gave_up) else { return Ok(true) };
         if table.start(self.server, self.incarnation).is_none() {
-            return Ok(());
+            return Ok(true);
         }
         let heard = |member: &esker_chain::Member| {
             if member.server == self.server { Heard::Silent } else { Heard::Unsure }
         };
-        if let Some(next) = next_table(&table, heard, false) {
-            let standing = [(self.server, Some(lease.renewal))];
-            self.coordinator.change(&self.chain, stamp, &next, &standing, &[]).await?;
-        }
-        Ok(())
+        let Some(next) = next_table(&table, heard, false) else { return Ok(true) };
+        let standing = [(self.server, Some(lease.renewal))];
+        Ok(self.coordinator.change(&self.chain, stamp, &next, &standing, &[]).await?)
     }
 }
 
