@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::{Collection, Error, ObjectId, ObjectStore, Result, prefix};
@@ -19,6 +20,8 @@ use super::page::{Page, Span};
 const KEYS_BYTES_MAX: u64 = 256 << 10;
 /// One answer ends after as many bytes were read for its digests.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// And with its first page after this: on a slow device what was asked for comes before the side that asks gives up.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Where a store's state comes from. Called from several threads at once.
 pub trait Source: Send + Sync {
@@ -39,6 +42,7 @@ pub trait Source: Send + Sync {
 pub struct StoreSource {
     store: Arc<dyn ObjectStore>,
     left_out: BTreeSet<Collection>,
+    answer_time_max: Duration,
 }
 
 /// One answer in the making.
@@ -46,11 +50,16 @@ struct Answer {
     pages: Vec<Page>,
     max: usize,
     bytes: u64,
+    began: Instant,
+    time_max: Duration,
 }
 
 impl Answer {
+    /// Once it is, it stays so.
     fn is_full(&self) -> bool {
-        self.pages.len() >= self.max || self.bytes >= ANSWER_BYTES_MAX
+        // One without pages is the end.
+        let is_late = || !self.pages.is_empty() && self.began.elapsed() >= self.time_max;
+        self.pages.len() >= self.max || self.bytes >= ANSWER_BYTES_MAX || is_late()
     }
 
     fn push(&mut self, span: Span, content: &Content) {
@@ -64,7 +73,7 @@ impl StoreSource {
     /// A source of what `store` holds but for the collections `left_out`. The store must not change, as a
     /// [snapshot](ObjectStore::snapshot) does not.
     pub fn new(store: Arc<dyn ObjectStore>, left_out: impl IntoIterator<Item = Collection>) -> Self {
-        Self { store, left_out: left_out.into_iter().collect() }
+        Self { store, left_out: left_out.into_iter().collect(), answer_time_max: ANSWER_TIME_MAX }
     }
 
     /// The pages of an object behind `after`, which is one of its spans, or all of them.
@@ -97,7 +106,8 @@ impl StoreSource {
         self.keys::<u64>(object, above, answer, span, Content::Slots)
     }
 
-    /// Pages of ordered keys, until there are no more or the answer is full.
+    /// Pages of ordered keys, until there are no more or the answer is full; then what was gathered for the next page
+    /// is gathered anew for the next answer.
     fn keys<K: Keyed>(
         &self,
         object: &ObjectId,
@@ -147,7 +157,8 @@ impl StoreSource {
 
 impl Source for StoreSource {
     fn pages(&self, after: Option<&Span>, max: usize) -> Result<Vec<Page>> {
-        let mut answer = Answer { pages: Vec::new(), max: max.max(1), bytes: 0 };
+        let (began, time_max) = (Instant::now(), self.answer_time_max);
+        let mut answer = Answer { pages: Vec::new(), max: max.max(1), bytes: 0, began, time_max };
         let mut collections = self.store.collections().wait()?;
         collections.retain(|one| !self.left_out.contains(one) && after.is_none_or(|after| one >= after.collection()));
         for collection in collections {
@@ -181,5 +192,59 @@ impl Source for StoreSource {
             let why = format!("{:?} holds more than the {} bytes that it was said to hold", page.span, page.bytes);
             Error::Invalid { what: "page", why }
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use esker_memory::MemoryStore;
+    use esker_store::{Change, Transaction};
+
+    use super::*;
+    use crate::copy::{Options, bring_up};
+
+    /// All pages, and how many came with each answer.
+    fn walk(source: &StoreSource) -> (Vec<Page>, Vec<usize>) {
+        let (mut pages, mut counts) = (Vec::<Page>::new(), Vec::new());
+        loop {
+            let answer = source.pages(pages.last().map(|page| &page.span), 256).unwrap();
+            if answer.is_empty() {
+                return (pages, counts);
+            }
+            counts.push(answer.len());
+            pages.extend(answer);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_takes_long_ends_after_its_first_page_and_the_walk_is_the_same() {
+        // Failure: a device so slow that 64 MiB took longer than the other side waits had each copy begin anew for
+        // ever. Fix: an answer is full also after a time.
+        let store = Arc::new(MemoryStore::new());
+        for collection in ["a", "b"] {
+            store.submit(Transaction::new().create_collection(&collection.into())).wait().unwrap();
+            for object in ["o", "p"] {
+                let object = ObjectId::new(collection.into(), object);
+                let write = |offset| Change::Write { offset, data: vec![1; 100].into() };
+                let mut txn = Transaction::new().change(&object, write(0)).change(&object, write(3 << 20));
+                for key in 0..12_u64 {
+                    let value = Bytes::from(vec![key as u8; 100 << 10]);
+                    let name = Bytes::from(format!("k{key:02}"));
+                    txn = txn.change(&object, Change::OmapSet { key: name, value: value.clone() });
+                    txn = txn.change(&object, Change::SlotSet { index: key, value });
+                }
+                store.submit(txn).wait().unwrap();
+            }
+        }
+        let at_once = StoreSource::new(Arc::clone(&store) as _, []);
+        let late = StoreSource { answer_time_max: Duration::ZERO, ..StoreSource::new(Arc::clone(&store) as _, []) };
+        let ((pages, counts), (late_pages, late_counts)) = (walk(&at_once), walk(&late));
+        assert!(counts.len() == 1 && pages.len() > 40, "{counts:?}");
+        assert_eq!(late_counts, vec![1; pages.len()]);
+        assert_eq!(late_pages, pages);
+        let target = Arc::new(MemoryStore::new());
+        bring_up(&*target, &late, &[], Options::default(), &mut |_| true).unwrap();
+        assert_eq!(walk(&StoreSource::new(target, [])).0, pages);
     }
 }
