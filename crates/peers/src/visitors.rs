@@ -1,6 +1,6 @@
 //! Connections to the port of peers: a stranger's at first, for a short time, and a peer's once a request has come.
 //!
-//! accept → [`Room::enter`]: a place among the strangers → TLS, HTTP/2 → request: [`admit`] → a place among the known
+//! accept → [`Room::enter`]: among the strangers → TLS, HTTP/2 → request: [`admit`] → among the known
 //!
 //! Over TLS a request comes only from a client that has shown its certificate.
 //!
