@@ -12,7 +12,8 @@
 //! Invariants:
 //! 1. What a transaction does shows by one operation on its object, or not at all.
 //! 2. An object names its entry, which was there before it ([`crate::names`]).
-//! 3. A guard is told as failed only after a look at which it failed.
+//! 3. A guard is told as failed only after a look at which it failed, and where no operation was refused late
+//!    ([`SURE`]).
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -31,6 +32,11 @@ use crate::native::{Compare, Failed, Read, Write};
 
 /// A transaction is tried so long while others change its object.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// An operation that was not done is known not to have been if its answer came within this time. An OSD forgets an
+/// operation after some 3,000 later ones of its placement group (`osd_pg_log_dups_tracked`): when the library sends one
+/// again whose answer was lost with the connection, it may be refused because of what it has changed itself. So many
+/// are not done within a second while a connection is lost and made again.
+pub(crate) const SURE: Duration = Duration::from_secs(1);
 /// Longest wait before another attempt.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Guards whose values are larger together are looked at: an OSD takes no operation above 90 MB (`osd_max_write_size`).
@@ -114,6 +120,11 @@ pub(crate) fn change(
         }
     }
     Err(Error::Contended { what: format!("object {id}"), attempts })
+}
+
+/// Why it is not known whether a transaction was done though an operation of it was answered as one that was not.
+pub(crate) fn doubtful(id: &ObjectId) -> Error {
+    Error::Unknown { cause: format!("Ceph refused a write of {id} late, and may have done it before") }
 }
 
 /// What a transaction does to an object that is missing, if it makes none.
@@ -225,10 +236,11 @@ fn try_under_version(
             write.set_xattr(NAMED, &looked.named);
         }
     }
+    let begun = Instant::now();
     match link.write(object, write) {
         Ok(_) => {}
         Err(Failed { code: code::NOT_THERE | code::OTHER_VERSION | code::LATER_VERSION, .. }) => {
-            return Ok(Tried::Again);
+            return if begun.elapsed() > SURE { Err(doubtful(id)) } else { Ok(Tried::Again) };
         }
         Err(failed) => return Err(write_error(failed, object)),
     }
@@ -249,11 +261,14 @@ fn make(
     fold: &Fold,
 ) -> Result<bool> {
     let entry = entries.add_and_wait(id)?;
+    let begun = Instant::now();
     match link.write(object, making(entry, tomb.as_deref(), fold)) {
         Ok(_) => Ok(true),
         Err(failed) if failed.is_unknown() => Err(write_error(failed, object)),
         Err(Failed { code: code::THERE | code::CANCELED | code::NOT_THERE, .. }) => {
-            is_made(link, entries, id, object, entry)
+            let is_late = begun.elapsed() > SURE;
+            let is_made = is_made(link, entries, id, object, entry)?;
+            if is_late && !is_made { Err(doubtful(id)) } else { Ok(is_made) }
         }
         Err(failed) => {
             entries.drop_and_wait(id, entry);

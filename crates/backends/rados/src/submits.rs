@@ -17,6 +17,8 @@
 //! 2. A sync is done when all submits are that were begun before it: what is acknowledged is durable.
 //! 3. Threads of librados only tell, and begin operations: they wait for nothing.
 //! 4. A lane that a thread has worked for stands behind the others that wait for one.
+//! 5. A failed guard is told only where no operation of the submit may have been done: one that was refused late
+//!    ([`change::SURE`]) may.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -24,7 +26,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use esker_store::{Collection, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Promise, Result, promised};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -68,6 +70,8 @@ struct Job {
     known: Known,
     /// It went together with others, and is tried by itself now.
     alone: bool,
+    /// An operation of it was answered late as one that was not done, and may have been ([`change::SURE`]).
+    doubtful: bool,
     began: Instant,
     promise: Promise<CommitSeq>,
 }
@@ -255,7 +259,8 @@ impl Submits {
         state.under_way.insert(number);
         let ticket = Ticket { submits: Arc::clone(self), number };
         let (known, began) = (Known::Nothing, Instant::now());
-        let job = Job { ticket, object: object.clone(), guards, fold, known, alone: false, began, promise };
+        let job =
+            Job { ticket, object: object.clone(), guards, fold, known, alone: false, doubtful: false, began, promise };
         state.lanes.entry(object.clone()).or_default().jobs.insert(number, job);
         drop(state);
         self.go_on(&object);
@@ -269,7 +274,8 @@ impl Submits {
             match step {
                 Step::None => return,
                 Step::Begin(jobs, write) => {
-                    self.operate(object, write, move |own, outcome| own.told(jobs, outcome));
+                    let begun = Instant::now();
+                    self.operate(object, write, move |own, outcome| own.told(jobs, outcome, begun.elapsed()));
                     if let Some(lane) = self.state.lock().lanes.get_mut(object) {
                         lane.beginning = false;
                     }
@@ -279,8 +285,10 @@ impl Submits {
                     self.entries.add(object, move |added| match added {
                         Ok(entry) => {
                             let write = change::making(entry, None, &job.fold);
-                            let object = job.object.clone();
-                            own.operate(&object, write, move |own, outcome| own.made(job, entry, outcome));
+                            let (object, begun) = (job.object.clone(), Instant::now());
+                            own.operate(&object, write, move |own, outcome| {
+                                own.made(job, entry, outcome, begun.elapsed());
+                            });
                         }
                         Err(error) => own.end_worked(job, Err(error)),
                     });
@@ -365,8 +373,8 @@ impl Submits {
         pool.write(&name, write, flags::FULL_TRY, move |outcome| told(&own, outcome));
     }
 
-    /// The one operation of these submits has ended.
-    fn told(self: &Arc<Self>, mut jobs: Vec<Job>, outcome: std::result::Result<u64, Failed>) {
+    /// The one operation of these submits has ended, so long after it was begun.
+    fn told(self: &Arc<Self>, mut jobs: Vec<Job>, outcome: std::result::Result<u64, Failed>, took: Duration) {
         let Some(object) = jobs.first().map(|job| job.object.clone()) else { return };
         let mut state = self.state.lock();
         if let Some(lane) = state.lanes.get_mut(&object) {
@@ -380,6 +388,19 @@ impl Submits {
         let is_refused = matches!(outcome, Err(Failed { code: code::CANCELED, .. }));
         if outcome.is_ok() || is_missing {
             state.note(object.collection(), is_missing);
+        }
+        if is_refused && took > change::SURE {
+            // None of them is tried again, by itself or with others: it may be there.
+            drop(state);
+            self.go_on(&object);
+            for job in jobs {
+                self.end(Job { doubtful: true, ..job }, Err(change::doubtful(&object)));
+            }
+            return;
+        }
+        if is_missing && took > change::SURE {
+            // What it has changed may have been removed since: it is made, and no failed guard is told.
+            jobs.iter_mut().for_each(|job| job.doubtful = true);
         }
         if jobs.len() > 1 && outcome.is_err_and(|failed| !failed.is_unknown()) {
             // Because of which of them, only each by itself can tell.
@@ -431,7 +452,7 @@ impl Submits {
     }
 
     /// The operation that makes an object has ended.
-    fn made(self: &Arc<Self>, job: Job, entry: Entry, outcome: std::result::Result<u64, Failed>) {
+    fn made(self: &Arc<Self>, job: Job, entry: Entry, outcome: std::result::Result<u64, Failed>, took: Duration) {
         match outcome {
             Ok(_) => self.end_worked(job, Ok(())),
             Err(Failed { code: code::THERE, .. }) => {
@@ -440,7 +461,8 @@ impl Submits {
                 if let Some(lane) = state.lanes.get_mut(&job.object) {
                     lane.taken = false;
                 }
-                self.put_back(state, Job { known: Known::Found(entry), ..job });
+                let doubtful = job.doubtful || took > change::SURE;
+                self.put_back(state, Job { known: Known::Found(entry), doubtful, ..job });
             }
             Err(failed) => {
                 if !failed.is_unknown() {
@@ -483,11 +505,14 @@ impl Submits {
     }
 
     fn run(&self, job: Job) {
+        let tried = if let Known::Found(entry) = job.known { Some(entry) } else { None };
         let done = if job.began.elapsed() < change::PATIENCE {
-            let tried = if let Known::Found(entry) = job.known { Some(entry) } else { None };
             change::change(&self.link, &self.entries, &job.object, &job.guards, &job.fold, tried)
+        } else if tried.is_some() {
+            // What was found may be what it has made.
+            Err(change::doubtful(&job.object))
         } else {
-            // It was never begun.
+            // Nothing of it was done.
             Err(late(&job.object))
         };
         self.end(job, done);
@@ -516,10 +541,15 @@ impl Submits {
 
     fn end(&self, job: Job, outcome: Result<()>) {
         let seq = self.next_seq();
-        let Job { ticket, promise, .. } = job;
+        let Job { ticket, promise, object, doubtful, .. } = job;
+        let outcome = match outcome {
+            // It may have been done before, all the same.
+            Err(error) if doubtful && !error.is_unknown() => Err(change::doubtful(&object)),
+            other => other.map(|()| seq),
+        };
         // First: a waker may drop the store, which waits for all that is under way.
         drop(ticket);
-        promise.fulfil((outcome.map(|()| seq), None));
+        fulfil(promise, outcome);
     }
 
     /// Ends once all that is under way has ended.
@@ -550,7 +580,14 @@ impl Submits {
     }
 }
 
-/// Why a submit was never begun.
+/// Tells the caller. Its waker may panic, which must not end the work of a lane, nor keep others from being told.
+fn fulfil(promise: Promise<CommitSeq>, outcome: Result<CommitSeq>) {
+    if catch_unwind(AssertUnwindSafe(|| promise.fulfil((outcome, None)))).is_err() {
+        tracing::error!("the waker of a caller that waits for a write to Ceph panicked");
+    }
+}
+
+/// Why a submit was not done.
 fn late(object: &ObjectId) -> Error {
     let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
     Error::io(format!("writing {object} to Ceph, behind others that were not answered"), cause)
@@ -570,7 +607,109 @@ impl Drop for Ticket {
         let done: Vec<_> = state.syncs.extract_if(.., |(upto, _)| *upto < first).collect();
         drop(state);
         for (_, sync) in done {
-            sync.fulfil((Ok(self.submits.next_seq()), None));
+            fulfil(sync, Ok(self.submits.next_seq()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Wake, Waker};
+
+    use esker_store::Change;
+
+    use super::*;
+    use crate::native::Pool;
+
+    fn object() -> ObjectId {
+        ObjectId::new("c".into(), "o")
+    }
+
+    fn submits() -> Arc<Submits> {
+        let link = Link::new(Pool::nowhere());
+        Submits::new(link.clone(), Entries::new(link))
+    }
+
+    /// One whose operation is under way.
+    fn job(submits: &Arc<Submits>, index: u64) -> (Job, Completion<CommitSeq>) {
+        let (promise, completion) = promised("a test");
+        let mut state = submits.state.lock();
+        state.last_ticket += 1;
+        let number = state.last_ticket;
+        state.under_way.insert(number);
+        let lane = state.lanes.entry(object()).or_default();
+        lane.begun.insert(number);
+        lane.operations = 1;
+        let ticket = Ticket { submits: Arc::clone(submits), number };
+        let guards = vec![Guard { object: object(), condition: Condition::SlotAbsent { index } }];
+        let fold = Fold::of([Change::SlotSet { index, value: "v".into() }].iter()).expect("of one object");
+        let (known, began) = (Known::Nothing, Instant::now());
+        let (alone, doubtful) = (false, false);
+        (Job { ticket, object: object(), guards, fold, known, alone, doubtful, began, promise }, completion)
+    }
+
+    // Failure: a write that was done was answered with a failed guard, and one that went with it was done twice.
+    // Cause: the answer was lost with the connection, and the OSD had forgotten the operation when the library sent it
+    // again. Fix: what is refused late is unknown.
+    #[test]
+    fn what_is_refused_late_is_unknown_and_is_not_tried_again() {
+        for count in [1, 3] {
+            let submits = submits();
+            let (jobs, told): (Vec<_>, Vec<_>) = (0..count).map(|index| job(&submits, index)).unzip();
+            let refused = Err(Failed { code: code::CANCELED, guard: None });
+            submits.told(jobs, refused, change::SURE + Duration::from_millis(1));
+            for told in told {
+                let outcome = told.wait();
+                assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
+            }
+            assert!(submits.state.lock().under_way.is_empty());
+        }
+        // It is missing, and a guard of it fails.
+        let submits = submits();
+        let (mut job, told) = job(&submits, 1);
+        job.guards[0].condition = Condition::Exists;
+        let missing = Err(Failed { code: code::NOT_THERE, guard: None });
+        submits.told(vec![job], missing, change::SURE + Duration::from_millis(1));
+        let outcome = told.wait();
+        assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
+    }
+
+    #[test]
+    fn what_was_found_where_a_submit_was_to_be_made_may_be_its_own_however_late() {
+        let submits = submits();
+        for (known, is_unknown) in
+            [(Known::Refused, false), (Known::Found(Entry { shard: 0, token: 7, on_tomb: false }), true)]
+        {
+            let (mut job, told) = job(&submits, 1);
+            (job.known, job.began) = (known, Instant::now() - change::PATIENCE);
+            submits.run(job);
+            let outcome = told.wait();
+            assert_eq!(outcome.as_ref().is_err_and(Error::is_unknown), is_unknown, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_told() {
+        struct Panics(AtomicUsize);
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+                panic!("a waker");
+            }
+        }
+        let submits = submits();
+        let panics = Arc::new(Panics(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&panics));
+        let (jobs, mut told): (Vec<_>, Vec<_>) = (0..3).map(|index| job(&submits, index)).unzip();
+        let mut synced = submits.sync();
+        for told in told.iter_mut().chain([&mut synced]) {
+            assert!(told.poll_arrived(&mut Context::from_waker(&waker)).is_pending());
+        }
+        submits.told(jobs, Ok(1), Duration::ZERO);
+        for told in told.into_iter().chain([synced]) {
+            told.wait().unwrap();
+        }
+        assert_eq!(panics.0.load(Ordering::SeqCst), 4);
     }
 }

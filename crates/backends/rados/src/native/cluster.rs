@@ -273,6 +273,17 @@ impl Pool {
         TELLS.get()
     }
 
+    /// One that no operation may be begun on.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        let (handle, namespace) = (null_mut(), String::new());
+        let opened = Opened { handle, cluster: None, count: Arc::default(), endless: Arc::default(), namespace };
+        let pool = Self(Arc::new(opened));
+        // The library is not given it back.
+        std::mem::forget(pool.clone());
+        pool
+    }
+
     /// Its number in the cluster, which no other pool has or had.
     pub fn id(&self) -> i64 {
         // SAFETY: the handle lives.
