@@ -2,14 +2,15 @@
 //!
 //! Invariant: a call ends when librados tells of it, which it does within `rados_osd_op_timeout`.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Collection, Error, ObjectId, Result};
+use parking_lot::Mutex;
 
 use crate::encode::{self, STORE, TOMB};
 use crate::native::{Compare, Failed, Found, Pool, Read, Write, flags};
@@ -44,15 +45,50 @@ impl Failed {
 /// Most omap keys that an OSD lists at once.
 pub(crate) const PAGE: u64 = 1_024;
 
-/// Bytes that a value is held to have before any were read.
-const FIRST_MEAN: usize = 64 << 10;
+/// Values that are asked for at once of an object of which none were scanned: 16 MiB, if each has 1 MiB.
+const FIRST_PAGE: u64 = 16;
+/// So many times as many as were found at once are asked for next, at most.
+const WIDER: u64 = 8;
+/// Objects of which it is kept what their pages were like, at most.
+const PAGED_MAX: usize = 4_096;
+
+/// What pages of values of one object were like.
+#[derive(Clone, Copy)]
+struct Paged {
+    /// Bytes of a value, as of late.
+    mean: usize,
+    /// Most values of a page.
+    values: u64,
+}
+
+impl Paged {
+    /// With one more page.
+    fn with(before: Option<Self>, values: usize, bytes: usize) -> Self {
+        let (mean, values) = (bytes / values.max(1), values as u64);
+        before.map_or(Self { mean, values }, |before| Self {
+            mean: mean.max((3 * before.mean + mean) / 4),
+            values: values.max(before.values),
+        })
+    }
+
+    /// Values that are likely to fill a scan's answer.
+    fn next(self) -> u64 {
+        let fit = (SCAN_BYTES_MAX / self.mean.max(1)) as u64;
+        fit.min(wider(self.values)).clamp(1, PAGE)
+    }
+}
+
+/// How many values are asked for at most where so many were found at once.
+pub(crate) fn wider(values: u64) -> u64 {
+    values.saturating_mul(WIDER).max(FIRST_PAGE)
+}
 
 /// A pool and a namespace of it.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) pool: Pool,
-    /// Bytes of a value in omaps, as of late.
-    mean: Arc<AtomicUsize>,
+    /// By the names of objects.
+    paged: Arc<Mutex<HashMap<CString, Paged>>>,
     /// Where some objects are kept instead.
     data: Option<Arc<Data>>,
     /// Whether objects there may have omap keys.
@@ -67,7 +103,7 @@ struct Data {
 
 impl Link {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool, mean: Arc::new(AtomicUsize::new(FIRST_MEAN)), data: None, has_keys: true }
+        Self { pool, paged: Arc::default(), data: None, has_keys: true }
     }
 
     /// With a pool for the objects of these collections whose names begin so.
@@ -104,19 +140,29 @@ impl Link {
     }
 
     /// How many entries of up to `limit` are asked for at once, so that an answer is not many times as long as a scan's
-    /// may be: an OSD would give a gigabyte.
-    pub(crate) fn at_once(&self, limit: usize, keys_only: bool) -> u64 {
-        let most = if keys_only { usize::MAX } else { SCAN_BYTES_MAX / self.mean.load(Ordering::Relaxed).max(1) };
-        (limit.min(most).max(1) as u64).min(PAGE)
+    /// may be: an OSD would give a gigabyte. Of an object that was not scanned few are, whatever others have in them.
+    pub(crate) fn at_once(&self, object: &CStr, limit: usize, keys_only: bool) -> u64 {
+        let most =
+            if keys_only { PAGE } else { self.paged.lock().get(object).map_or(FIRST_PAGE, |paged| paged.next()) };
+        (limit as u64).clamp(1, most)
     }
 
-    /// Notes how long values are that were read.
-    pub(crate) fn note_values(&self, found: &Found) {
-        let (count, bytes) = (found.omap.len(), found.omap.iter().map(|(_, value)| value.len()).sum::<usize>());
-        if let Some(mean) = bytes.checked_div(count).filter(|mean| *mean > 0) {
-            let before = self.mean.load(Ordering::Relaxed);
-            self.mean.store(mean.max((3 * before + mean) / 4), Ordering::Relaxed);
+    /// Notes how many values were read at once, and how long they are.
+    pub(crate) fn note_values(&self, object: &CStr, found: &Found) {
+        let bytes: usize = found.omap.iter().map(|(_, value)| value.len()).sum();
+        if bytes == 0 {
+            return;
         }
+        let mut all = self.paged.lock();
+        let paged = Paged::with(all.get(object).copied(), found.omap.len(), bytes);
+        if let Some(known) = all.get_mut(object) {
+            *known = paged;
+            return;
+        }
+        if all.len() >= PAGED_MAX {
+            all.clear();
+        }
+        all.insert(object.to_owned(), paged);
     }
 
     /// Does an operation that changes something, and waits for it.
@@ -239,5 +285,42 @@ pub(crate) fn write_error(failed: Failed, object: &CStr) -> Error {
             Error::Invalid { what: "object", why: "Ceph takes none so large (osd_max_object_size)".into() }
         }
         _ => error(failed, "writing", object),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Failure: a scan of an object with values of 1 MiB asked for 1,024 of them. Cause: how many it asked for came of
+    // the values of all objects, which were short. Fix: it comes of the values of that object.
+    #[test]
+    fn a_page_is_as_long_as_those_of_its_own_object_say() {
+        let link = Link::new(Pool::nowhere());
+        let page = |count: u64, len: usize| Found {
+            omap: (0..count).map(|n| (vec![n as u8], vec![1; len])).collect(),
+            ..Found::default()
+        };
+        let (short, long) = (c"short", c"long");
+        // Pages of short values grow fast.
+        for expected in [16, 128, 1_024, 1_024] {
+            assert_eq!(link.at_once(short, 65_536, false), expected);
+            link.note_values(short, &page(expected, 100));
+        }
+        assert_eq!((link.at_once(short, 10, false), link.at_once(short, 0, false)), (10, 1));
+        // What others have says nothing.
+        assert_eq!(link.at_once(long, 65_536, false), 16);
+        assert_eq!(link.at_once(long, 65_536, true), PAGE);
+        link.note_values(long, &page(16, 1 << 20));
+        assert_eq!(link.at_once(long, 65_536, false), 16);
+        link.note_values(long, &page(4, 16 << 20));
+        assert_eq!(link.at_once(long, 65_536, false), 1);
+        // Keys alone say nothing either.
+        link.note_values(c"keys", &page(9, 0));
+        assert_eq!(link.at_once(c"keys", 65_536, false), 16);
+        for number in 0..2 * PAGED_MAX {
+            link.note_values(&encode::object(&ObjectId::new("c".into(), number.to_string())), &page(1, 1));
+        }
+        assert!(link.paged.lock().len() <= PAGED_MAX);
     }
 }

@@ -4,8 +4,8 @@
 //! that grow, each from its end, and halves the first that holds something.
 //!
 //! Invariant: what a call answers with is of one moment. What takes several operations is begun anew where the object
-//! changed between them; where it goes on changing ([`ANEW_MAX`]), counts, and slots that were found empty on the way,
-//! may be of moments before.
+//! changed between them; where it goes on changing ([`ANEW_MAX`]), counts, extents of more than [`CHUNK`], xattrs where
+//! more than [`PAGE`] have long names, and slots that were found empty on the way, may be of several moments.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -16,7 +16,7 @@ use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MA
 use esker_store::{Completion, DataRun, Error, ObjectId, OmapScan, Result, SlotScan, Stat, promised};
 
 use crate::encode::{self, TOMB, Xattr, kind};
-use crate::link::{Link, PAGE, found_in};
+use crate::link::{Link, PAGE, found_in, wider};
 use crate::native::{Compare, Found, Read};
 
 /// What is read at once where an object is looked through, in bytes.
@@ -85,36 +85,63 @@ pub(crate) fn bytes(link: &Link, id: &ObjectId, range: Range<u64>, object_bytes_
     )
 }
 
+/// Looks at an object in several operations, all of one version unless others go on changing it. `look` does them, and
+/// asks of each version that it meets whether to go on: else it is called anew, with nothing.
+fn of_one_moment<T>(mut look: impl FnMut(&mut dyn FnMut(u64) -> bool) -> Result<Option<T>>) -> Result<T> {
+    let mut anew = 0;
+    loop {
+        let mut first = None;
+        let mut goes_on = |version| {
+            let is_same = *first.get_or_insert(version) == version;
+            is_same || anew >= ANEW_MAX
+        };
+        if let Some(found) = look(&mut goes_on)? {
+            return Ok(found);
+        }
+        anew += 1;
+    }
+}
+
 /// Blocks of a range that are not all zeros, joined.
 pub(crate) fn extents(link: &Link, id: &ObjectId, range: Range<u64>, object_bytes_max: u64) -> Result<Vec<DataRun>> {
     let (link, object) = (link.of(id), encode::object(id));
-    let mut runs: Vec<DataRun> = Vec::new();
-    let mut at = range.start / BLOCK * BLOCK;
-    // An OSD reads nothing behind the largest object.
-    while at < range.end.min(object_bytes_max) {
-        let len = CHUNK.min((object_bytes_max - at) as usize);
-        let Some(found) = link.look(&object, |read| read.data(at, len))? else { return Ok(runs) };
-        for (number, block) in found.data.chunks(BLOCK as usize).enumerate() {
-            if block.iter().all(|byte| *byte == 0) {
-                continue;
+    of_one_moment(|goes_on| {
+        let mut runs: Vec<DataRun> = Vec::new();
+        let mut at = range.start / BLOCK * BLOCK;
+        // An OSD reads nothing behind the largest object.
+        while at < range.end.min(object_bytes_max) {
+            let len = CHUNK.min((object_bytes_max - at) as usize);
+            let Some(found) = link.look(&object, |read| read.data(at, len))? else { return Ok(Some(Vec::new())) };
+            if !goes_on(found.version) {
+                return Ok(None);
             }
-            let first = at + number as u64 * BLOCK;
-            let offset = first.max(range.start);
-            let end = (first + block.len() as u64).min(range.end);
-            if offset >= end {
-                continue;
+            add_runs(&mut runs, at, &found.data, &range);
+            if found.data.len() < CHUNK {
+                break;
             }
-            match runs.last_mut() {
-                Some(last) if last.offset + last.len == offset => last.len += end - offset,
-                _ => runs.push(DataRun { offset, len: end - offset }),
-            }
+            at += CHUNK as u64;
         }
-        if found.data.len() < CHUNK {
-            break;
+        Ok(Some(runs))
+    })
+}
+
+/// Adds the blocks of data that stands at an offset, as far as they are in the range.
+fn add_runs(runs: &mut Vec<DataRun>, at: u64, data: &[u8], range: &Range<u64>) {
+    for (number, block) in data.chunks(BLOCK as usize).enumerate() {
+        if block.iter().all(|byte| *byte == 0) {
+            continue;
         }
-        at += CHUNK as u64;
+        let first = at + number as u64 * BLOCK;
+        let offset = first.max(range.start);
+        let end = (first + block.len() as u64).min(range.end);
+        if offset >= end {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if last.offset + last.len == offset => last.len += end - offset,
+            _ => runs.push(DataRun { offset, len: end - offset }),
+        }
     }
-    Ok(runs)
 }
 
 /// How often what takes several operations is begun anew because the object changed between them.
@@ -188,32 +215,36 @@ pub(crate) fn xattr(link: &Link, id: &ObjectId, name: &[u8]) -> Completion<Optio
 /// All xattrs, by name.
 pub(crate) fn xattrs(link: &Link, id: &ObjectId) -> Result<Vec<(Bytes, Bytes)>> {
     let (link, object) = (link.of(id), encode::object(id));
-    let mut after = encode::first_of(kind::XATTR);
-    let mut all = Vec::new();
-    loop {
-        let found = link.look(&object, |read| {
-            read.xattrs();
-            if link.has_keys {
-                read.omap(&after, PAGE);
-            }
-        })?;
-        let Some(found) = found else { return Ok(Vec::new()) };
-        for (key, value) in &found.omap {
-            all.push((encode::key_of(key), value_of(value)?));
-        }
-        match found.omap.last().filter(|_| found.more) {
-            Some((last, _)) => after = CString::new(last.clone()).unwrap_or_default(),
-            None => {
-                for (name, value) in &found.xattrs {
-                    if let Some(name) = encode::xattr_name(name) {
-                        all.push((name, value_of(value)?));
-                    }
+    of_one_moment(|goes_on| {
+        let mut after = encode::first_of(kind::XATTR);
+        let mut all = Vec::new();
+        loop {
+            let found = link.look(&object, |read| {
+                read.xattrs();
+                if link.has_keys {
+                    read.omap(&after, PAGE);
                 }
-                all.sort_unstable();
-                return Ok(all);
+            })?;
+            let Some(found) = found else { return Ok(Some(Vec::new())) };
+            if !goes_on(found.version) {
+                return Ok(None);
             }
+            for (key, value) in &found.omap {
+                all.push((encode::key_of(key), value_of(value)?));
+            }
+            if let Some(next) = next_page(&found) {
+                after = next;
+                continue;
+            }
+            for (name, value) in &found.xattrs {
+                if let Some(name) = encode::xattr_name(name) {
+                    all.push((name, value_of(value)?));
+                }
+            }
+            all.sort_unstable();
+            return Ok(Some(all));
         }
-    }
+    })
 }
 
 /// The value under an encoded omap key.
@@ -286,14 +317,15 @@ pub(crate) fn omap(link: &Link, id: &ObjectId, scan: &OmapScan) -> Completion<Ve
     if scan.reverse {
         return Completion::ready(omap_reversed(link, id, after, &end, limit, scan.keys_only));
     }
-    let (keys_only, own) = (scan.keys_only, link.clone());
+    let (keys_only, own, object) = (scan.keys_only, link.clone(), encode::object(id));
+    let at_once = link.at_once(&object, limit, keys_only);
     begin(
         link,
         id,
-        |read| part(read, &after, link.at_once(limit, keys_only), keys_only),
+        |read| part(read, &after, at_once, keys_only),
         move |found| {
             let Some(found) = found else { return Ok(Vec::new()) };
-            own.note_values(&found);
+            own.note_values(&object, &found);
             let inside = found.omap.iter().take_while(|(key, _)| *key < end).map(|entry| decoded(entry, keys_only));
             cut(inside, limit, Bytes::len)
         },
@@ -312,7 +344,7 @@ fn omap_reversed(
     let object = encode::object(id);
     // Values are read once it is known where the last keys stand.
     // One fewer than an OSD gives at once: what stands behind them tells that they are the last.
-    let (mut anew, wanted) = (0, link.at_once(limit, keys_only).min(PAGE - 1) as usize);
+    let (mut anew, wanted) = (0, link.at_once(&object, limit, keys_only).min(PAGE - 1) as usize);
     loop {
         let Some((from, version)) = last_page(link, &object, start.clone(), end, wanted)? else {
             return Ok(Vec::new());
@@ -320,7 +352,7 @@ fn omap_reversed(
         let found = link.look(&object, |read| part(read, &from, wanted as u64 + 1, keys_only))?;
         let Some(found) = found else { return Ok(Vec::new()) };
         if !keys_only {
-            link.note_values(&found);
+            link.note_values(&object, &found);
         }
         let inside: Vec<_> = found.omap.iter().take_while(|(key, _)| key.as_slice() < end).collect();
         let is_whole = inside.len() < found.omap.len() || !found.more;
@@ -379,15 +411,15 @@ pub(crate) fn slots(link: &Link, id: &ObjectId, scan: &SlotScan) -> Completion<V
     if !scan.reverse {
         return Completion::ready(slots_upwards(link, id, start, last, limit, scan.keys_only));
     }
-    let (keys_only, own) = (scan.keys_only, link.clone());
-    let after = encode::before_slot(last);
+    let (keys_only, own, object) = (scan.keys_only, link.clone(), encode::object(id));
+    let (after, at_once) = (encode::before_slot(last), link.at_once(&object, limit, keys_only));
     begin(
         link,
         id,
-        |read| part(read, &after, link.at_once(limit, keys_only), keys_only),
+        |read| part(read, &after, at_once, keys_only),
         move |found| {
             let Some(found) = found else { return Ok(Vec::new()) };
-            own.note_values(&found);
+            own.note_values(&object, &found);
             let found = found.omap;
             let inside = found.iter().map_while(|entry| slot_in(entry, start, keys_only).transpose());
             cut(inside, limit, |_| size_of::<u64>())
@@ -421,7 +453,7 @@ fn slots_upwards(
 ) -> Result<Vec<(u64, Bytes)>> {
     let object = encode::object(id);
     // A window of so many slots is read at once.
-    let mut narrow = link.at_once(limit, keys_only);
+    let mut narrow = link.at_once(&object, limit, keys_only);
     let (mut all, mut bytes): (Vec<(u64, Bytes)>, usize) = (Vec::new(), 0);
     let (mut at, mut version, mut anew) = (start, None, 0);
     let mut width = narrow;
@@ -438,7 +470,7 @@ fn slots_upwards(
             let found = link.look(&object, |read| part(read, &encode::before_slot(end), end - at + 1, keys_only))?;
             let Some(found) = found else { return Ok(all) };
             if !keys_only {
-                link.note_values(&found);
+                link.note_values(&object, &found);
             }
             let inside = found.omap.iter().map_while(|entry| slot_in(entry, at, keys_only).transpose());
             let slots = inside.collect::<Result<Vec<_>>>()?;
@@ -483,11 +515,35 @@ fn slots_upwards(
         if filled {
             // As many as are likely to fit what is left.
             let mean = (bytes / all.len()).max(1);
-            narrow = ((SCAN_BYTES_MAX - bytes) / mean).clamp(1, (limit - all.len()).min(PAGE as usize)) as u64;
+            let fit = (SCAN_BYTES_MAX - bytes) / mean;
+            let most = (limit - all.len()).min(wider(narrow).min(PAGE) as usize);
+            narrow = fit.clamp(1, most) as u64;
             (width, filled_to) = (narrow, None);
         } else {
             width = width.saturating_mul(WIDER);
             filled_to = filled_to.filter(|to| *to >= at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_between_two_operations_is_looked_at_anew_a_few_times() {
+        let mut versions = [1, 1, 2, 3, 3, 3].into_iter();
+        let looked = of_one_moment(|goes_on| {
+            let of: Vec<u64> = (0..3).map_while(|_| versions.next().filter(|version| goes_on(*version))).collect();
+            Ok((of.len() == 3).then_some(of))
+        });
+        assert_eq!(looked.unwrap(), [3, 3, 3]);
+        // It is changed again and again.
+        let mut version = 0;
+        let looked = of_one_moment(|goes_on| {
+            version += 2;
+            Ok((goes_on(version) && goes_on(version + 1)).then_some(version))
+        });
+        assert_eq!(looked.unwrap(), 2 * (u64::from(ANEW_MAX) + 1));
     }
 }
