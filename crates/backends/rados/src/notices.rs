@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -85,6 +85,8 @@ impl Watched {
 struct Hears {
     notices: Weak<Notices>,
     watched: Arc<Watched>,
+    /// Which of its watches.
+    asking: u64,
 }
 
 impl Ear for Hears {
@@ -94,7 +96,7 @@ impl Ear for Hears {
 
     fn lost(&self) {
         if let Some(notices) = self.notices.upgrade() {
-            notices.lost(&self.watched);
+            notices.lost(&self.watched, self.asking);
         }
     }
 }
@@ -151,6 +153,8 @@ enum Stage {
 struct Kept {
     watched: Arc<Watched>,
     stage: Stage,
+    /// The number of the watch that was asked for last: one before it may be told of as lost later.
+    asking: u64,
     /// Who waits for it to be watched for the first time.
     waits: Option<Sender<std::result::Result<(), Failed>>>,
 }
@@ -304,23 +308,29 @@ impl Notices {
         let number = state.next_number();
         let (live, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         let watched = Arc::new(Watched { number, object: object.clone(), changed, live, ended });
-        let kept = Kept { watched: Arc::clone(&watched), stage: Stage::Asked { lost: false }, waits: Some(tell) };
+        let (stage, asking) = (Stage::Asked { lost: false }, number);
+        let kept = Kept { watched: Arc::clone(&watched), stage, asking, waits: Some(tell) };
         state.watches.insert(number, kept);
         drop(state);
         let held = Held { notices: Arc::downgrade(self), watched };
-        self.ask(&held.watched, name);
-        match told.recv_timeout(self.timeout().min(FIRST)) {
-            Ok(Ok(())) => Ok(Box::new(held)),
-            Ok(Err(Failed { code: code::NOT_THERE, .. })) => Err(missing()),
-            Ok(Err(failed)) => Err(error(failed, "watching", &encode::object(object))),
-            // It comes later, as after a loss: a full cluster takes no watches.
-            Err(_) => Ok(Box::new(held)),
+        self.ask(&held.watched, asking, name);
+        let give_up = || {
+            if let Some(kept) = self.state.lock().watches.get_mut(&number) {
+                kept.waits = None;
+            }
+        };
+        match answer(&told, self.timeout().min(FIRST), give_up) {
+            Some(Ok(())) => Ok(Box::new(held)),
+            Some(Err(Failed { code: code::NOT_THERE, .. })) => Err(missing()),
+            Some(Err(failed)) => Err(error(failed, "watching", &encode::object(object))),
+            // It comes later, as after a loss.
+            None => Ok(Box::new(held)),
         }
     }
 
     /// Asks an OSD for a watch.
-    fn ask(self: &Arc<Self>, watched: &Arc<Watched>, name: CString) {
-        let ear = Hears { notices: Arc::downgrade(self), watched: Arc::clone(watched) };
+    fn ask(self: &Arc<Self>, watched: &Arc<Watched>, asking: u64, name: CString) {
+        let ear = Hears { notices: Arc::downgrade(self), watched: Arc::clone(watched), asking };
         let (own, told) = (Arc::clone(self), Arc::clone(watched));
         self.pool(&watched.object).watch(&name, KEEP_S, Arc::new(ear), move |outcome| own.asked(&told, outcome));
     }
@@ -378,10 +388,10 @@ impl Notices {
         }
     }
 
-    fn lost(self: &Arc<Self>, watched: &Watched) {
+    fn lost(self: &Arc<Self>, watched: &Watched, asking: u64) {
         let mut state = self.state.lock();
+        let Some(kept) = state.watches.get_mut(&watched.number).filter(|kept| kept.asking == asking) else { return };
         watched.live.store(false, Ordering::SeqCst);
-        let Some(kept) = state.watches.get_mut(&watched.number) else { return };
         let mut over = None;
         match std::mem::replace(&mut kept.stage, Stage::Asked { lost: true }) {
             Stage::On(watch) => {
@@ -464,8 +474,12 @@ impl Notices {
             }
             Stage::Off(Some(at)) if *at <= Instant::now() => {
                 kept.stage = Stage::Asked { lost: false };
+                let asking = state.next_number();
+                if let Some(kept) = state.watches.get_mut(&number) {
+                    kept.asking = asking;
+                }
                 drop(state);
-                self.ask(&watched, encode::object(&watched.object));
+                self.ask(&watched, asking, encode::object(&watched.object));
             }
             Stage::On(_) | Stage::Off(_) => {}
         }
@@ -500,5 +514,43 @@ impl Notices {
             tracing::error!("the thread of notices on Ceph panicked");
         }
         self.link.wait_until(Instant::now() + self.timeout());
+    }
+}
+
+/// What is told within a time, or before `give_up` has ended: after that it is told no more.
+fn answer<T>(told: &Receiver<T>, wait: Duration, give_up: impl FnOnce()) -> Option<T> {
+    told.recv_timeout(wait).ok().or_else(|| {
+        give_up();
+        told.try_recv().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Failure: a watch that no object was there for was told as one that comes later, and never came. Cause: its answer
+    // came while the caller gave up. Fix: the caller looks once more.
+    #[test]
+    fn an_answer_that_comes_while_the_caller_gives_up_is_heard() {
+        let (tell, told) = channel();
+        assert_eq!(answer(&told, Duration::ZERO, || tell.send(7).unwrap()), Some(7));
+        assert_eq!(answer(&told, Duration::ZERO, || ()), None);
+    }
+
+    #[test]
+    fn the_loss_of_an_earlier_watch_takes_no_later_one_down() {
+        let notices = Notices::new(Link::new(Pool::nowhere()));
+        let (live, ended) = (AtomicBool::new(true), AtomicBool::new(false));
+        let object = ObjectId::new("c".into(), "o");
+        let watched = Arc::new(Watched { number: 1, object, changed: Arc::new(|| ()), live, ended });
+        let stage = Stage::Asked { lost: false };
+        let kept = Kept { watched: Arc::clone(&watched), stage, asking: 5, waits: None };
+        notices.state.lock().watches.insert(1, kept);
+        let is_lost = || matches!(notices.state.lock().watches[&1].stage, Stage::Asked { lost: true });
+        notices.lost(&watched, 4);
+        assert!(watched.live.load(Ordering::SeqCst) && !is_lost());
+        notices.lost(&watched, 5);
+        assert!(!watched.live.load(Ordering::SeqCst) && is_lost());
     }
 }
