@@ -93,7 +93,14 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
     store.submit(Transaction::new().change(&object("o"), Change::SlotRemove { index: 9 })).wait().unwrap();
     assert!(store.slot_get(&object("o"), 1).wait().unwrap().is_some());
     assert_eq!(store.size(&object("new")).wait().unwrap(), None);
-    // A watch has to wait for room; who asks for it does not, and reads.
+    // A store that watches ends at once: the full pool takes the end of its watch.
+    let third = connect();
+    let watched_before = third.watch(&object("o"), Arc::new(|| ())).unwrap();
+    assert!(watched_before.is_live());
+    let asked = Instant::now();
+    drop(third);
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    // A watch is set; who asks for it does not wait for room, and reads.
     let calls = Arc::new(AtomicUsize::new(0));
     let (asked, counted) = (Instant::now(), Arc::clone(&calls));
     let watching = beside.watch(&object("o"), Arc::new(move || _ = counted.fetch_add(1, Ordering::SeqCst))).unwrap();

@@ -14,7 +14,7 @@ use super::library::{
     Handle, rados_aio_create_completion2, rados_aio_get_return_value, rados_aio_get_version, rados_aio_read_op_operate,
     rados_aio_release, rados_aio_write_op_operate, rados_blocklist_add, rados_buffer_free, rados_cluster_fsid,
     rados_conf_read_file, rados_conf_set, rados_connect, rados_create, rados_getaddrs, rados_ioctx_create,
-    rados_ioctx_destroy, rados_ioctx_get_id, rados_ioctx_set_namespace, rados_shutdown,
+    rados_ioctx_destroy, rados_ioctx_get_id, rados_ioctx_set_namespace, rados_set_pool_full_try, rados_shutdown,
 };
 use super::operation::{Failed, Found, Read, Write};
 
@@ -149,8 +149,11 @@ impl Cluster {
         let cluster = Some(Arc::clone(self));
         let opened =
             Opened { handle, cluster, count: Arc::default(), endless: Arc::default(), namespace: namespace.to_owned() };
-        // SAFETY: both live.
-        unsafe { rados_ioctx_set_namespace(handle, space.as_ptr()) };
+        // SAFETY: both live. Watches and their ends are given no flags: a full pool would keep them until it has room.
+        unsafe {
+            rados_ioctx_set_namespace(handle, space.as_ptr());
+            rados_set_pool_full_try(handle);
+        }
         Ok(Pool(Arc::new(opened)))
     }
 }

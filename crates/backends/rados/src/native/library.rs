@@ -22,6 +22,7 @@ unsafe extern "C" {
     pub fn rados_ioctx_get_id(pool: Handle) -> i64;
     pub fn rados_ioctx_destroy(pool: Handle);
     pub fn rados_ioctx_set_namespace(pool: Handle, namespace: *const c_char);
+    pub fn rados_set_pool_full_try(pool: Handle);
 
     pub fn rados_aio_create_completion2(argument: *mut c_void, complete: Callback, completion: *mut Handle) -> c_int;
     pub fn rados_aio_release(completion: Handle);
