@@ -23,7 +23,8 @@ pub struct Capability {
     pub compresses: bool,
     /// Largest transaction in bytes of names, keys and payload; at most [`crate::limits::TRANSACTION_BYTES_MAX`].
     pub transaction_bytes_max: u64,
-    /// Most operations of a transaction; at most [`crate::limits::TRANSACTION_OPS_MAX`].
+    /// Most operations of a transaction; at most [`crate::limits::TRANSACTION_OPS_MAX`]. Where it is less, so many are
+    /// taken whatever they are, with its guards counted among them; the backend may take more of those that it joins.
     pub transaction_ops_max: u64,
     /// Largest object in bytes; at most [`crate::limits::OBJECT_BYTES_MAX`].
     pub object_bytes_max: u64,

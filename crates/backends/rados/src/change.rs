@@ -43,6 +43,12 @@ const WAIT_MAX: Duration = Duration::from_millis(50);
 const GUARD_BYTES_MAX: usize = 16 << 20;
 /// Parts of one operation, at most: RADOS counts them in 16 bits, and takes what is above for fewer.
 const PARTS_MAX: usize = 16_384;
+/// Parts of each operation beside those of guards and changes.
+const OWN_PARTS: usize = 8;
+/// Parts that one guard comes to, at most: a comparison of a number. A change comes to two, of zeros.
+const GUARD_PARTS: usize = 3;
+/// So many guards and changes, together, are taken whatever they are.
+pub(crate) const OPS_MAX: usize = (PARTS_MAX - OWN_PARTS) / GUARD_PARTS;
 
 /// What an object was at one moment, as far as guards ask.
 struct Looked {
@@ -52,6 +58,7 @@ struct Looked {
     size: u64,
     /// By their encoded names.
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// By their encoded keys; an empty value of those that no guard compares.
     omap: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -137,8 +144,7 @@ pub(crate) fn of_missing(guards: &[Guard], fold: &Fold) -> Option<Result<()>> {
 
 /// Parts of the largest operation that a transaction's part of an object comes to.
 pub(crate) fn parts_of(guards: &[Guard], fold: &Fold) -> usize {
-    // Those of its own, three of a comparison of a number, two of zeros.
-    8 + 3 * guards.len() + 2 * fold.data.len() + fold.xattrs.len() + fold.ranges.len()
+    OWN_PARTS + GUARD_PARTS * guards.len() + 2 * fold.data.len() + fold.xattrs.len() + fold.ranges.len()
 }
 
 /// Bytes that a guard compares with.
@@ -424,15 +430,33 @@ pub(crate) fn key_of(condition: &Condition) -> Option<Vec<u8>> {
     }
 }
 
+/// Whether a guard compares a value; else it asks only whether there is one.
+fn needs_value(condition: &Condition) -> bool {
+    matches!(
+        condition,
+        Condition::XattrEquals { .. }
+            | Condition::XattrCompare { .. }
+            | Condition::OmapEquals { .. }
+            | Condition::SlotEquals { .. }
+    )
+}
+
 /// What guards ask of an object; the token of its tomb, if it is missing.
 fn look(link: &Link, object: &CStr, guards: &[Guard]) -> Result<std::result::Result<Looked, Option<Vec<u8>>>> {
-    let keys: Vec<Vec<u8>> = guards.iter().filter_map(|guard| key_of(&guard.condition)).collect();
+    let (mut keys, mut names) = (Vec::new(), Vec::new());
+    for Guard { condition, .. } in guards {
+        if let Some(key) = key_of(condition) {
+            let asked = if needs_value(condition) { &mut keys } else { &mut names };
+            asked.push(key);
+        }
+    }
     let found = link.read(object, |read| {
         read.stat();
         read.xattrs();
         if !keys.is_empty() {
             read.omap_keys(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
+        names.iter().for_each(|name| read.omap_name_behind(&encode::before(name)));
     });
     let found = match found {
         Ok(found) => found,
@@ -444,7 +468,12 @@ fn look(link: &Link, object: &CStr, guards: &[Guard]) -> Result<std::result::Res
         return Ok(Err(Some(token)));
     }
     let named = xattrs.remove(NAMED.to_bytes()).unwrap_or_default();
-    let omap = found.omap.into_iter().collect();
+    let mut omap: BTreeMap<_, _> = found.omap.into_iter().collect();
+    for (name, behind) in names.into_iter().zip(found.behind) {
+        if behind.as_ref() == Some(&name) {
+            omap.entry(name).or_insert_with(|| vec![encode::VALUE]);
+        }
+    }
     Ok(Ok(Looked { version: found.version, named, size: found.size, xattrs, omap }))
 }
 

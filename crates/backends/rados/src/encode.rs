@@ -246,6 +246,15 @@ pub(crate) fn before_omap(key: &[u8]) -> CString {
     c_string(encoded)
 }
 
+/// Stands before an encoded omap key, slot or xattr, and behind all before it.
+pub(crate) fn before(key: &[u8]) -> CString {
+    match slot_of(key) {
+        Some(index) => before_slot(index),
+        // Behind its END no other key stands between.
+        None => c_string(key[..key.len().saturating_sub(1)].to_vec()),
+    }
+}
+
 /// The key that an encoded one encodes, of an omap key or an xattr.
 pub(crate) fn key_of(encoded: &[u8]) -> Bytes {
     unescape(encoded.get(1..).unwrap_or_default()).into()

@@ -315,7 +315,7 @@ impl ObjectStore for RadosStore {
             persistent: true,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
-            transaction_ops_max: esker_store::limits::TRANSACTION_OPS_MAX as u64,
+            transaction_ops_max: change::OPS_MAX as u64,
             object_bytes_max: OBJECT_BYTES_MAX,
             exact_extents: false,
             reverse_scans: true,

@@ -263,6 +263,8 @@ pub struct Found {
     pub more: bool,
     /// Xattrs, by name.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The first omap key behind each place that was asked about, in their order.
+    pub behind: Vec<Option<Vec<u8>>>,
 }
 
 /// What the library writes to.
@@ -276,9 +278,18 @@ struct Answers {
     xattrs: Handle,
     /// Of each part.
     codes: [c_int; 4],
+    /// Each stays where it is.
+    behind: Vec<Box<Behind>>,
 }
 
-/// A compound operation that reads an object: each part at most once, all of one moment.
+/// What the library writes to of one look for a key.
+struct Behind {
+    omap: Handle,
+    more: u8,
+    code: c_int,
+}
+
+/// A compound operation that reads an object: each part at most once, unless it says otherwise; all of one moment.
 pub struct Read {
     op: Handle,
     answers: *mut Answers,
@@ -299,9 +310,11 @@ impl Drop for Read {
         unsafe { rados_release_read_op(self.op) };
         // SAFETY: it came from a box.
         let answers = unsafe { Box::from_raw(self.answers) };
-        if !answers.omap.is_null() {
-            // SAFETY: the library has made it, and it is ended once.
-            unsafe { rados_omap_get_end(answers.omap) };
+        for omap in answers.behind.iter().map(|behind| behind.omap).chain([answers.omap]) {
+            if !omap.is_null() {
+                // SAFETY: the library has made it, and it is ended once.
+                unsafe { rados_omap_get_end(omap) };
+            }
         }
         if !answers.xattrs.is_null() {
             // SAFETY: as above.
@@ -322,6 +335,7 @@ impl Read {
             more: 0,
             xattrs: null_mut(),
             codes: [0; 4],
+            behind: Vec::new(),
         };
         // SAFETY: it takes nothing.
         Self { op: unsafe { rados_create_read_op() }, answers: Box::into_raw(Box::new(answers)) }
@@ -350,6 +364,26 @@ impl Read {
                 &raw mut (*answers).more,
                 &raw mut (*answers).codes[2],
             );
+        }
+    }
+
+    /// Asks for the first omap key behind `after`, without its value; as often as is wanted.
+    pub fn omap_name_behind(&mut self, after: &CStr) {
+        // SAFETY: no other thread has the answers meanwhile; the box is not moved while the operation lives.
+        unsafe {
+            let behind = &mut (*self.answers).behind;
+            behind.push(Box::new(Behind { omap: null_mut(), more: 0, code: 0 }));
+            if let Some(last) = behind.last_mut() {
+                let last: *mut Behind = &raw mut **last;
+                rados_read_op_omap_get_keys2(
+                    self.op,
+                    after.as_ptr(),
+                    1,
+                    &raw mut (*last).omap,
+                    &raw mut (*last).more,
+                    &raw mut (*last).code,
+                );
+            }
         }
     }
 
@@ -424,27 +458,19 @@ impl Read {
     pub(super) fn outcome(self, code: c_int, version: u64) -> Result<Found, Failed> {
         // SAFETY: the library has told of the operation, and writes no more.
         let answers = unsafe { &mut *self.answers };
-        let failed = [code].into_iter().chain(answers.codes).find(|code| *code < 0);
+        let behind = answers.behind.iter().map(|behind| behind.code);
+        let failed = [code].into_iter().chain(answers.codes).chain(behind).find(|code| *code < 0);
         if let Some(code) = failed {
             return Err(Failed { code: -code, guard: None });
         }
         let mut data = std::mem::take(&mut answers.data);
         data.truncate(answers.read);
         let mut found = Found { version, size: answers.size, data, more: answers.more != 0, ..Found::default() };
-        while !answers.omap.is_null() {
-            let (mut key, mut value, mut key_len, mut value_len) = (null_mut(), null_mut(), 0, 0);
-            // SAFETY: the library made the iterator; the four are written.
-            let code = unsafe {
-                rados_omap_get_next2(answers.omap, &raw mut key, &raw mut value, &raw mut key_len, &raw mut value_len)
-            };
-            if code < 0 {
-                return Err(Failed { code: -code, guard: None });
-            }
-            if key.is_null() {
-                break;
-            }
-            // SAFETY: what is pointed to is as long as is said until the next call.
-            found.omap.push(unsafe { (copied(key, key_len), copied(value, value_len)) });
+        while let Some(entry) = next_entry(answers.omap)? {
+            found.omap.push(entry);
+        }
+        for behind in &answers.behind {
+            found.behind.push(next_entry(behind.omap)?.map(|(key, _)| key));
         }
         while !answers.xattrs.is_null() {
             let (mut name, mut value, mut len) = (null(), null(), 0);
@@ -461,6 +487,25 @@ impl Read {
         }
         Ok(found)
     }
+}
+
+/// The next entry of what the library has listed.
+fn next_entry(listed: Handle) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failed> {
+    if listed.is_null() {
+        return Ok(None);
+    }
+    let (mut key, mut value, mut key_len, mut value_len) = (null_mut(), null_mut(), 0, 0);
+    // SAFETY: the library made the iterator; the four are written.
+    let code =
+        unsafe { rados_omap_get_next2(listed, &raw mut key, &raw mut value, &raw mut key_len, &raw mut value_len) };
+    if code < 0 {
+        return Err(Failed { code: -code, guard: None });
+    }
+    if key.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: what is pointed to is as long as is said until the next call.
+    Ok(Some(unsafe { (copied(key, key_len), copied(value, value_len)) }))
 }
 
 /// # Safety
