@@ -47,6 +47,8 @@ pub(crate) const PAGE: u64 = 1_024;
 
 /// Values that are asked for at once of an object of which none were scanned: 16 MiB, if each has 1 MiB.
 const FIRST_PAGE: u64 = 16;
+/// Values that are likely to fill a scan's answer where none were scanned.
+const FIRST_LIKELY: u64 = 256;
 /// So many times as many as were found at once are asked for next, at most.
 const WIDER: u64 = 8;
 /// Objects of which it is kept what their pages were like, at most.
@@ -72,15 +74,14 @@ impl Paged {
     }
 
     /// Values that are likely to fill a scan's answer.
-    fn next(self) -> u64 {
-        let fit = (SCAN_BYTES_MAX / self.mean.max(1)) as u64;
-        fit.min(wider(self.values)).clamp(1, PAGE)
+    fn fit(self) -> u64 {
+        ((SCAN_BYTES_MAX / self.mean.max(1)) as u64).clamp(1, PAGE)
     }
-}
 
-/// How many values are asked for at most where so many were found at once.
-pub(crate) fn wider(values: u64) -> u64 {
-    values.saturating_mul(WIDER).max(FIRST_PAGE)
+    /// Those that are asked for at once.
+    fn next(self) -> u64 {
+        self.fit().min(self.values.saturating_mul(WIDER).max(FIRST_PAGE))
+    }
 }
 
 /// A pool and a namespace of it.
@@ -144,6 +145,13 @@ impl Link {
     pub(crate) fn at_once(&self, object: &CStr, limit: usize, keys_only: bool) -> u64 {
         let most =
             if keys_only { PAGE } else { self.paged.lock().get(object).map_or(FIRST_PAGE, |paged| paged.next()) };
+        (limit as u64).clamp(1, most)
+    }
+
+    /// How many entries of up to `limit` are likely to fill a scan's answer, and may be more than are asked for.
+    pub(crate) fn likely(&self, object: &CStr, limit: usize, keys_only: bool) -> u64 {
+        let most =
+            if keys_only { PAGE } else { self.paged.lock().get(object).map_or(FIRST_LIKELY, |paged| paged.fit()) };
         (limit as u64).clamp(1, most)
     }
 

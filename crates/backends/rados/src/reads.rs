@@ -16,7 +16,7 @@ use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MA
 use esker_store::{Completion, DataRun, Error, ObjectId, OmapScan, Result, SlotScan, Stat, promised};
 
 use crate::encode::{self, TOMB, Xattr, kind};
-use crate::link::{Link, PAGE, found_in, wider};
+use crate::link::{Link, PAGE, found_in};
 use crate::native::{Compare, Found, Read};
 
 /// What is read at once where an object is looked through, in bytes.
@@ -452,8 +452,9 @@ fn slots_upwards(
     keys_only: bool,
 ) -> Result<Vec<(u64, Bytes)>> {
     let object = encode::object(id);
-    // A window of so many slots is read at once.
-    let mut narrow = link.at_once(&object, limit, keys_only);
+    // A window of so many slots is read at once, if no more of them are filled than are asked for.
+    let mut narrow = link.likely(&object, limit, keys_only);
+    let mut page = link.at_once(&object, limit, keys_only);
     let (mut all, mut bytes): (Vec<(u64, Bytes)>, usize) = (Vec::new(), 0);
     let (mut at, mut version, mut anew) = (start, None, 0);
     let mut width = narrow;
@@ -467,7 +468,8 @@ fn slots_upwards(
         };
         let is_narrow = end - at < narrow;
         let (seen, filled, slots) = if is_narrow {
-            let found = link.look(&object, |read| part(read, &encode::before_slot(end), end - at + 1, keys_only))?;
+            let found =
+                link.look(&object, |read| part(read, &encode::before_slot(end), page.min(end - at + 1), keys_only))?;
             let Some(found) = found else { return Ok(all) };
             if !keys_only {
                 link.note_values(&object, &found);
@@ -475,9 +477,13 @@ fn slots_upwards(
             let inside = found.omap.iter().map_while(|entry| slot_in(entry, at, keys_only).transpose());
             let slots = inside.collect::<Result<Vec<_>>>()?;
             if slots.len() == found.omap.len() && found.more && slots.last().is_none_or(|(index, _)| *index > at) {
-                // The OSD gives less at once than was asked for.
-                narrow = (narrow / 2).max(1);
-                width = narrow;
+                // More are filled than were asked for, or than the OSD gives at once.
+                let next = link.at_once(&object, limit, keys_only);
+                if next <= page {
+                    narrow = (narrow / 2).min(page).max(1);
+                    width = narrow;
+                }
+                page = next;
                 continue;
             }
             (found.version, !slots.is_empty(), slots)
@@ -516,8 +522,8 @@ fn slots_upwards(
             // As many as are likely to fit what is left.
             let mean = (bytes / all.len()).max(1);
             let fit = (SCAN_BYTES_MAX - bytes) / mean;
-            let most = (limit - all.len()).min(wider(narrow).min(PAGE) as usize);
-            narrow = fit.clamp(1, most) as u64;
+            narrow = fit.clamp(1, (limit - all.len()).min(PAGE as usize)) as u64;
+            page = link.at_once(&object, limit, keys_only);
             (width, filled_to) = (narrow, None);
         } else {
             width = width.saturating_mul(WIDER);

@@ -16,7 +16,7 @@ use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
 
 use esker_rados::{OpenError, Options, RadosStore};
-use esker_store::{Change, Collection, Error, ObjectId, ObjectStore, SlotScan, Transaction};
+use esker_store::{Change, Collection, Condition, Error, ObjectId, ObjectStore, SlotScan, Transaction};
 
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
@@ -119,6 +119,41 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
         store.notify(&object("o"));
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Sends all OSDs a signal.
+fn signal(name: &str) {
+    for id in 0..3 {
+        let pid = std::fs::read_to_string(conf().parent().unwrap().join(format!("run/osd.{id}.pid"))).unwrap();
+        assert!(Command::new("kill").args([name, pid.trim()]).status().unwrap().success());
+    }
+}
+
+// Failure, cause and fix: as of the test of this name in `submits.rs`; this is one on OSDs that pause.
+#[test]
+fn what_is_refused_late_is_unknown_and_is_not_tried_again() {
+    let _one = one_at_a_time();
+    let options = Options { timeout: Duration::from_secs(4), ..options() };
+    let store = RadosStore::connect(&format!("bench/{}", support::namespace()), &options).unwrap();
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    store.submit(set("o", 1)).wait().unwrap();
+    let absent = |index| store.submit(set("o", index).guard(&object("o"), Condition::SlotAbsent { index }));
+    assert!(matches!(absent(1).wait(), Err(Error::GuardFailed { index: 0 })));
+    signal("-STOP");
+    let undo = Undo(|| signal("-CONT"));
+    // The first is given up; the others go together behind it.
+    let (first, others) = (absent(1), [2, 1, 3].map(absent));
+    let outcome = first.wait();
+    assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
+    std::thread::sleep(Duration::from_millis(1_500));
+    drop(undo);
+    for other in others {
+        let outcome = other.wait();
+        assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
+    }
+    let all = SlotScan { range: 0..10, reverse: false, limit: 10, keys_only: true };
+    let found = store.slot_scan(&object("o"), &all).wait().unwrap();
+    assert!(found.iter().map(|(index, _)| *index).eq([1]), "{found:?}");
 }
 
 #[test]

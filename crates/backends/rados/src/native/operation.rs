@@ -278,8 +278,8 @@ struct Answers {
     xattrs: Handle,
     /// Of each part.
     codes: [c_int; 4],
-    /// Each stays where it is.
-    behind: Vec<Box<Behind>>,
+    /// From boxes, which the operation owns.
+    behind: Vec<*mut Behind>,
 }
 
 /// What the library writes to of one look for a key.
@@ -310,7 +310,9 @@ impl Drop for Read {
         unsafe { rados_release_read_op(self.op) };
         // SAFETY: it came from a box.
         let answers = unsafe { Box::from_raw(self.answers) };
-        for omap in answers.behind.iter().map(|behind| behind.omap).chain([answers.omap]) {
+        // SAFETY: as above.
+        let behind = answers.behind.iter().map(|behind| unsafe { Box::from_raw(*behind) }.omap);
+        for omap in behind.chain([answers.omap]) {
             if !omap.is_null() {
                 // SAFETY: the library has made it, and it is ended once.
                 unsafe { rados_omap_get_end(omap) };
@@ -369,21 +371,18 @@ impl Read {
 
     /// Asks for the first omap key behind `after`, without its value; as often as is wanted.
     pub fn omap_name_behind(&mut self, after: &CStr) {
-        // SAFETY: no other thread has the answers meanwhile; the box is not moved while the operation lives.
+        let behind = Box::into_raw(Box::new(Behind { omap: null_mut(), more: 0, code: 0 }));
+        // SAFETY: what is pointed to lives as long as the operation; no other thread has the answers meanwhile.
         unsafe {
-            let behind = &mut (*self.answers).behind;
-            behind.push(Box::new(Behind { omap: null_mut(), more: 0, code: 0 }));
-            if let Some(last) = behind.last_mut() {
-                let last: *mut Behind = &raw mut **last;
-                rados_read_op_omap_get_keys2(
-                    self.op,
-                    after.as_ptr(),
-                    1,
-                    &raw mut (*last).omap,
-                    &raw mut (*last).more,
-                    &raw mut (*last).code,
-                );
-            }
+            (*self.answers).behind.push(behind);
+            rados_read_op_omap_get_keys2(
+                self.op,
+                after.as_ptr(),
+                1,
+                &raw mut (*behind).omap,
+                &raw mut (*behind).more,
+                &raw mut (*behind).code,
+            );
         }
     }
 
@@ -458,7 +457,8 @@ impl Read {
     pub(super) fn outcome(self, code: c_int, version: u64) -> Result<Found, Failed> {
         // SAFETY: the library has told of the operation, and writes no more.
         let answers = unsafe { &mut *self.answers };
-        let behind = answers.behind.iter().map(|behind| behind.code);
+        // SAFETY: as above.
+        let behind = answers.behind.iter().map(|behind| unsafe { (**behind).code });
         let failed = [code].into_iter().chain(answers.codes).chain(behind).find(|code| *code < 0);
         if let Some(code) = failed {
             return Err(Failed { code: -code, guard: None });
@@ -470,7 +470,9 @@ impl Read {
             found.omap.push(entry);
         }
         for behind in &answers.behind {
-            found.behind.push(next_entry(behind.omap)?.map(|(key, _)| key));
+            // SAFETY: as above.
+            let listed = unsafe { (**behind).omap };
+            found.behind.push(next_entry(listed)?.map(|(key, _)| key));
         }
         while !answers.xattrs.is_null() {
             let (mut name, mut value, mut len) = (null(), null(), 0);
@@ -489,8 +491,11 @@ impl Read {
     }
 }
 
+/// A key and its value.
+type Pair = (Vec<u8>, Vec<u8>);
+
 /// The next entry of what the library has listed.
-fn next_entry(listed: Handle) -> Result<Option<(Vec<u8>, Vec<u8>)>, Failed> {
+fn next_entry(listed: Handle) -> Result<Option<Pair>, Failed> {
     if listed.is_null() {
         return Ok(None);
     }
