@@ -173,8 +173,8 @@ pub fn transactions_are_limited_in_operations(harness: &dyn Harness) {
     txn.ops = touches(max);
     ok(store, txn.clone());
     assert!(exists(store, &object));
-    // None of these makes another needless, and each guard counts too. A backend that takes the most of all says nothing
-    // of its own, so that a part of that is enough.
+    // None of these makes another needless, and each guard counts too. Of a backend that takes the most of all, a part
+    // of that is enough.
     let count = max.min(UNJOINED_MAX);
     let mut unjoined = Transaction::new();
     for index in 0..count as u64 {
