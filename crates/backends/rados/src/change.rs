@@ -13,7 +13,7 @@
 //! 1. What a transaction does shows by one operation on its object, or not at all.
 //! 2. An object names its entry, which was there before it ([`crate::names`]).
 //! 3. A guard is told as failed only after a look at which it failed, and where no operation was refused late
-//!    ([`SURE`]).
+//!    ([`Link::sure`]).
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -32,11 +32,6 @@ use crate::native::{Compare, Failed, Read, Write};
 
 /// A transaction is tried so long while others change its object.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// An operation that was not done is known not to have been if its answer came within this time. An OSD forgets an
-/// operation after some 3,000 later ones of its placement group (`osd_pg_log_dups_tracked`): when the library sends one
-/// again whose answer was lost with the connection, it may be refused because of what it has changed itself. So many
-/// are not done within a second while a connection is lost and made again.
-pub(crate) const SURE: Duration = Duration::from_secs(1);
 /// Longest wait before another attempt.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Guards whose values are larger together are looked at: an OSD takes no operation above 90 MB (`osd_max_write_size`).
@@ -246,7 +241,7 @@ fn try_under_version(
     match link.write(object, write) {
         Ok(_) => {}
         Err(Failed { code: code::NOT_THERE | code::OTHER_VERSION | code::LATER_VERSION, .. }) => {
-            return if begun.elapsed() > SURE { Err(doubtful(id)) } else { Ok(Tried::Again) };
+            return if begun.elapsed() > link.sure() { Err(doubtful(id)) } else { Ok(Tried::Again) };
         }
         Err(failed) => return Err(write_error(failed, object)),
     }
@@ -272,7 +267,7 @@ fn make(
         Ok(_) => Ok(true),
         Err(failed) if failed.is_unknown() => Err(write_error(failed, object)),
         Err(Failed { code: code::THERE | code::CANCELED | code::NOT_THERE, .. }) => {
-            let is_late = begun.elapsed() > SURE;
+            let is_late = begun.elapsed() > link.sure();
             let is_made = is_made(link, entries, id, object, entry)?;
             if is_late && !is_made { Err(doubtful(id)) } else { Ok(is_made) }
         }

@@ -5,8 +5,9 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Collection, Error, ObjectId, Result};
@@ -42,6 +43,11 @@ impl Failed {
     }
 }
 
+/// An operation that was not done is known not to have been if its answer came within this time, if nothing else is
+/// said. An OSD forgets an operation after some 3,000 later ones of its placement group (`osd_pg_log_dups_tracked`): when
+/// the library sends one again whose answer was lost with the connection, it may be refused because of what it has
+/// changed itself. So many are not done within a second while a connection is lost and made again.
+pub(crate) const SURE: Duration = Duration::from_secs(1);
 /// Most omap keys that an OSD lists at once.
 pub(crate) const PAGE: u64 = 1_024;
 
@@ -94,6 +100,7 @@ pub(crate) struct Link {
     data: Option<Arc<Data>>,
     /// Whether objects there may have omap keys.
     pub(crate) has_keys: bool,
+    sure_ms: Arc<AtomicU64>,
 }
 
 /// The pool of objects that have bytes and short xattrs only.
@@ -104,12 +111,23 @@ struct Data {
 
 impl Link {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool, paged: Arc::default(), data: None, has_keys: true }
+        let sure_ms = Arc::new(AtomicU64::new(SURE.as_millis() as u64));
+        Self { pool, paged: Arc::default(), data: None, has_keys: true, sure_ms }
+    }
+
+    /// An operation that was not done is known not to have been if its answer came within this time.
+    pub(crate) fn sure(&self) -> Duration {
+        Duration::from_millis(self.sure_ms.load(Ordering::Relaxed))
+    }
+
+    /// Of all clones of this.
+    pub(crate) fn set_sure(&self, time: Duration) {
+        self.sure_ms.store(time.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// With a pool for the objects of these collections whose names begin so.
     pub(crate) fn with_data(self, pool: Pool, holds: Vec<(Collection, Vec<u8>)>) -> Self {
-        let link = Self { has_keys: false, ..Self::new(pool) };
+        let link = Self { has_keys: false, sure_ms: Arc::clone(&self.sure_ms), ..Self::new(pool) };
         Self { data: Some(Arc::new(Data { link, holds })), ..self }
     }
 

@@ -103,9 +103,15 @@ impl RadosStore {
         Ok(Some(Self { link, entries, submits, notices, opened_by: None }))
     }
 
+    /// As [`Options::sure_within`], from now on.
+    pub fn set_sure_within(&self, time: Duration) {
+        self.link.set_sure(time);
+    }
+
     pub(crate) fn opened_by(mut self, place: &str, options: &Options) -> Self {
         // It is there, with the data pool that it has.
         self.notices.set_timeout(options.timeout);
+        self.set_sure_within(options.sure_within);
         let again = Options { create: false, data: None, ..options.clone() };
         self.opened_by = Some((place.to_owned(), again));
         self

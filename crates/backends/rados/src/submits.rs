@@ -18,7 +18,7 @@
 //! 3. Threads of librados only tell, and begin operations: they wait for nothing.
 //! 4. A lane that a thread has worked for stands behind the others that wait for one.
 //! 5. A failed guard is told only where no operation of the submit may have been done: one that was refused late
-//!    ([`change::SURE`]) may.
+//!    ([`Link::sure`]) may.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -70,7 +70,7 @@ struct Job {
     known: Known,
     /// It went together with others, and is tried by itself now.
     alone: bool,
-    /// An operation of it was answered late as one that was not done, and may have been ([`change::SURE`]).
+    /// An operation of it was answered late as one that was not done, and may have been ([`Link::sure`]).
     doubtful: bool,
     began: Instant,
     promise: Promise<CommitSeq>,
@@ -389,7 +389,7 @@ impl Submits {
         if outcome.is_ok() || is_missing {
             state.note(object.collection(), is_missing);
         }
-        if is_refused && took > change::SURE {
+        if is_refused && took > self.link.sure() {
             // None of them is tried again, by itself or with others: it may be there.
             drop(state);
             self.go_on(&object);
@@ -398,7 +398,7 @@ impl Submits {
             }
             return;
         }
-        if is_missing && took > change::SURE {
+        if is_missing && took > self.link.sure() {
             // What it has changed may have been removed since: it is made, and no failed guard is told.
             jobs.iter_mut().for_each(|job| job.doubtful = true);
         }
@@ -461,7 +461,7 @@ impl Submits {
                 if let Some(lane) = state.lanes.get_mut(&job.object) {
                     lane.taken = false;
                 }
-                let doubtful = job.doubtful || took > change::SURE;
+                let doubtful = job.doubtful || took > self.link.sure();
                 self.put_back(state, Job { known: Known::Found(entry), doubtful, ..job });
             }
             Err(failed) => {
@@ -620,6 +620,7 @@ mod tests {
     use esker_store::Change;
 
     use super::*;
+    use crate::link::SURE;
     use crate::native::Pool;
 
     fn object() -> ObjectId {
@@ -658,7 +659,7 @@ mod tests {
             let submits = submits();
             let (jobs, told): (Vec<_>, Vec<_>) = (0..count).map(|index| job(&submits, index)).unzip();
             let refused = Err(Failed { code: code::CANCELED, guard: None });
-            submits.told(jobs, refused, change::SURE + Duration::from_millis(1));
+            submits.told(jobs, refused, SURE + Duration::from_millis(1));
             for told in told {
                 let outcome = told.wait();
                 assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
@@ -670,7 +671,7 @@ mod tests {
         let (mut job, told) = job(&submits, 1);
         job.guards[0].condition = Condition::Exists;
         let missing = Err(Failed { code: code::NOT_THERE, guard: None });
-        submits.told(vec![job], missing, change::SURE + Duration::from_millis(1));
+        submits.told(vec![job], missing, SURE + Duration::from_millis(1));
         let outcome = told.wait();
         assert!(matches!(outcome, Err(Error::Unknown { .. })), "{outcome:?}");
     }

@@ -35,7 +35,14 @@ pub fn namespace() -> String {
 
 /// A store there, of a client of its own.
 pub fn store(namespace: &str) -> RadosStore {
-    RadosStore::open(client().pool("bench", namespace).unwrap(), true, None).unwrap().unwrap()
+    opened(client().pool("bench", namespace).unwrap())
+}
+
+/// On a busy machine an OSD may take seconds for an answer; and it forgets nothing here meanwhile.
+fn opened(pool: Pool) -> RadosStore {
+    let store = RadosStore::open(pool, true, None).unwrap().unwrap();
+    store.set_sure_within(Duration::from_secs(30));
+    store
 }
 
 fn pool() -> Pool {
@@ -62,7 +69,7 @@ pub fn kill(cluster: &Path) {
 impl Harness for Rados {
     fn fresh(&self) -> Box<dyn Opened> {
         let pool = pool();
-        let store = RadosStore::open(pool.clone(), true, None).unwrap().unwrap();
+        let store = opened(pool.clone());
         Box::new(OpenRados { pool, store })
     }
 }
@@ -73,6 +80,6 @@ impl Opened for OpenRados {
     }
 
     fn reopen(&mut self) {
-        self.store = RadosStore::open(self.pool.clone(), true, None).unwrap().unwrap();
+        self.store = opened(self.pool.clone());
     }
 }
