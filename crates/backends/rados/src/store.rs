@@ -12,6 +12,7 @@
 use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use esker_store::limits::TRANSACTION_BYTES_MAX;
