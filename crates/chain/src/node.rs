@@ -148,6 +148,17 @@ pub struct Node {
     began: Duration,
 }
 
+/// Where its thread panics the node fails: the other one goes on until the node is ended, and would hide it.
+struct Falls<'n>(&'n Node);
+
+impl Drop for Falls<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Error::Stopped { cause: "a thread of it has panicked".into() });
+        }
+    }
+}
+
 impl Node {
     /// A node over a store that no other process writes to, and that stands so. `incarnation` is that of this start of
     /// the server; `kept_bytes_max` bytes of operations are kept at most for a member that is brought up, and while so
@@ -196,9 +207,14 @@ impl Node {
         std::thread::scope(|threads| {
             // What is made durable does not wait for a copy.
             let makes = std::thread::Builder::new().name("esker-snapshot".into());
-            if let Err(error) = makes.spawn_scoped(threads, || self.make_copies()) {
+            let make_copies = || {
+                let _falls = Falls(self);
+                self.make_copies();
+            };
+            if let Err(error) = makes.spawn_scoped(threads, make_copies) {
                 self.fail(Error::io("beginning the thread that makes copies", error));
             }
+            let _falls = Falls(self);
             self.make_durable();
         });
     }

@@ -388,6 +388,8 @@ impl<O: Clone + Weight> Replica<O> {
             Event::Reconnected(server) => {
                 if self.behind.as_ref().is_some_and(|behind| behind.server == server) {
                     self.begin(&mut effects);
+                    // A copy that was being made may have held up what is told.
+                    self.advance(&mut effects);
                 }
                 if self.table.predecessor(self.me).is_some_and(|before| before.server == server) {
                     self.report(&mut effects);
@@ -395,6 +397,7 @@ impl<O: Clone + Weight> Replica<O> {
             }
             Event::Regard(regard) => {
                 self.regard = regard;
+                self.bound_kept();
                 self.advance(&mut effects);
             }
         }
@@ -476,6 +479,7 @@ impl<O: Clone + Weight> Replica<O> {
             (behind.streaming, behind.copying, behind.making) = (false, None, false);
             let begin = Message::Begin { version: self.table.version, committed: self.committed };
             effects.push(Effect::Send(behind.server, begin));
+            self.bound_kept();
         }
     }
 
@@ -494,8 +498,8 @@ impl<O: Clone + Weight> Replica<O> {
         }
     }
 
-    /// Keeps none where that is too much; writers wait for room where nothing is acknowledged without it, and while a
-    /// copy is made: see [`Replica::advance`].
+    /// Keeps none where that is too much; writers, asynchronous ones too, wait for room where nothing is acknowledged
+    /// without the one behind, and while a copy is made for it: see [`Replica::advance`].
     fn bound_kept(&mut self) {
         let waits = self.behind.as_ref().is_some_and(|behind| behind.counts || behind.making);
         if !waits && self.regard != Regard::Always && self.kept_bytes > self.kept_bytes_max {
@@ -628,7 +632,10 @@ impl<O: Clone + Weight> Replica<O> {
             // One that serves has everything that is not kept.
             _ if behind.counts => behind.streaming = true,
             since if behind.copying.is_some_and(|seq| since.is_none_or(|since| since < seq)) => {}
-            _ => self.want_copy(effects),
+            _ => {
+                self.want_copy(effects);
+                self.advance(effects);
+            }
         }
     }
 
@@ -664,7 +671,11 @@ impl<O: Clone + Weight> Replica<O> {
         self.keep_after(seq);
         self.send_after(seq, effects);
         self.bound_kept();
-        self.advance(effects);
+        match self.behind.as_ref().map(|behind| behind.acked) {
+            // It had that before the copy was made, so it puts none in place and tells of nothing.
+            Some(acked) if acked > 0 && acked >= seq => self.acknowledge(acked, effects),
+            _ => self.advance(effects),
+        }
     }
 
     /// Sends the one behind what is kept after operation `seq`.
@@ -751,6 +762,45 @@ mod tests {
 
     fn ack(head: &mut Replica<u8>, seq: u64) -> Vec<Effect<u8>> {
         head.step(Event::Message(ServerId(1), Message::Ack { version: 1, seq }))
+    }
+
+    /// A head that makes a copy for one that has nothing, and has kept more meanwhile than may be: the last is not told.
+    fn making() -> Replica<u8> {
+        let mut head = Replica::new(ServerId(0), Incarnation(1), 0, 3);
+        head.step(Event::Table(table(1, Place::Offline)));
+        head.step(Event::Message(ServerId(1), Message::At { version: 1, applied: None }));
+        head.step(Event::CopyBegins(ServerId(1)));
+        for seq in 1..=3 {
+            assert!(write(&mut head, seq).contains(&Effect::Committed(seq)));
+        }
+        assert_eq!(write(&mut head, 4), []);
+        head
+    }
+
+    /// Failure: writers waited for one whose link had opened again and that said nothing. Cause: the copy was given up,
+    /// and what it had held up was neither told nor dropped.
+    #[test]
+    fn what_a_copy_held_up_is_told_where_it_is_given_up() {
+        for event in [
+            Event::Reconnected(ServerId(1)),
+            Event::Table(table(2, Place::Offline)),
+            Event::CopyNotMade(ServerId(1)),
+            Event::CopyMade { to: ServerId(1), version: 1, seq: 2 },
+        ] {
+            let mut head = making();
+            let told = head.step(event.clone());
+            assert!(told.contains(&Effect::Committed(4)), "{event:?}: {told:?}");
+            assert!(head.kept_bytes() <= 3, "{event:?}: {} bytes are kept", head.kept_bytes());
+        }
+    }
+
+    #[test]
+    fn one_that_has_what_the_copy_holds_is_in_step_once_that_is_offered() {
+        let mut head = making();
+        // It came by what was sent before.
+        ack(&mut head, 4);
+        let told = head.step(Event::CopyMade { to: ServerId(1), version: 1, seq: 4 });
+        assert!(told.contains(&Effect::InStep(ServerId(1), 1)), "{told:?}");
     }
 
     #[test]

@@ -15,7 +15,8 @@ use esker_chain::{
 };
 use esker_memory::MemoryStore;
 use esker_store::{
-    Change, Error, Forward, ObjectId, ObjectStore, OmapScan, Result, Snapshot, Stall, Transaction, Waits, WhenBusy,
+    Change, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Result, Snapshot, Stall,
+    Transaction, Waits, WhenBusy,
 };
 use parking_lot::Mutex;
 
@@ -293,4 +294,40 @@ fn writers_and_readers_go_on_while_a_face_takes_a_snapshot() {
     eventually("it is taken", || two.slow.takes.load(Ordering::SeqCst));
     node.give_up();
     assert!(matches!(taking.join().unwrap(), Err(Error::NotServing { .. })));
+}
+
+/// Failure: a panic of a thread of a node went unnoticed, and writes hung while the server renewed its lease. Cause: the
+/// other thread goes on until the node is ended. Fix: the node fails.
+#[test]
+fn a_node_of_which_a_thread_panics_has_failed() {
+    struct Panics(MemoryStore, &'static str);
+    impl Forward for Panics {
+        fn behind(&self) -> &dyn ObjectStore {
+            &self.0
+        }
+        fn snapshot(&self) -> Result<Snapshot> {
+            assert_ne!(self.1, "snapshot", "as a store may");
+            self.0.snapshot()
+        }
+        fn sync(&self) -> Completion<CommitSeq> {
+            assert_ne!(self.1, "sync", "as a store may");
+            ObjectStore::sync(&self.0)
+        }
+    }
+    for what in ["snapshot", "sync"] {
+        let (net, letters) = (Arc::new(Net::default()), channel());
+        *net.boxes.lock() = vec![letters.0.clone(), letters.0];
+        let store: Arc<dyn ObjectStore> = Arc::new(Panics(MemoryStore::new(), what));
+        let standing = Standing::read(&*store, &Bytes::from_static(b"store")).unwrap();
+        let links = Arc::new(Line(ServerId(0), net));
+        let node = Node::new(store, &standing, ServerId(0), Incarnation(1), 1 << 20, links);
+        let own = Arc::clone(&node);
+        let runs = std::thread::spawn(move || own.run());
+        node.go_by_renewed(table(1, Place::Syncing), node.now(), PERIOD);
+        drop(ChainStore::new(Arc::clone(&node)).submit(Transaction::new().create_collection(&"c".into())));
+        node.hear(ServerId(1), Message::At { version: 1, applied: None });
+        eventually(what, || node.failure().is_some());
+        node.end();
+        assert!(runs.join().is_err());
+    }
 }

@@ -298,6 +298,14 @@ impl<'a> Txn<'a> {
         }
     }
 
+    /// Whether this transaction has written or removed the key: what [`Txn::get`] says of it is not stored yet.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn has_written<'k>(&self, namespace: &Namespace, key: impl Into<Key<'k>>) -> Result<bool> {
+        Ok(!matches!(self.own(namespace, key.into())?, Own::Nothing))
+    }
+
     /// The entries of several keys, in their order; with at most
     /// [`GET_MANY_BYTES_MAX`](esker_store::limits::GET_MANY_BYTES_MAX) of values, in however many objects they stand.
     ///

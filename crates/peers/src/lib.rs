@@ -11,7 +11,8 @@
 //! 2. What waits for a slow server is bounded: above the bound its stream is ended. So is what a server has not heard.
 //! 3. One copy at a time is put in place of what a store holds.
 //! 4. Only loopback addresses are listened on, unless servers show each other certificates.
-//! 5. Connections are bounded, those on which no request has come in number and time: they keep no peer out.
+//! 5. Connections are bounded, those on which no request has come in number and time: they keep a peer out
+//!    only if so many come, again and again, while it shows its certificate.
 //!
 //! Format: crates/wire/proto/esker/chain/v1/replication.proto
 

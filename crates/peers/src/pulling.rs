@@ -45,6 +45,9 @@ pub(crate) struct Offer {
     pub copy: u64,
 }
 
+/// The other side is told of the end of a copy for so long, while the end of its thread is waited for.
+const AT_THE_END: Duration = Duration::from_secs(2);
+
 /// Has a thread of its own do this.
 type Start = fn(Box<dyn FnOnce() + Send>) -> std::io::Result<JoinHandle<()>>;
 
@@ -200,7 +203,12 @@ impl Drop for Pull {
             self.node.copy_failed();
         }
         let (reach, offer, me, failed) = (Arc::clone(&self.reach), self.offer.clone(), self.me, !self.is_here);
-        self.reach.runtime.spawn(async move { tell(&reach, &offer, me, failed, false).await });
+        let telling = async move { tell(&reach, &offer, me, failed, false).await };
+        match Handle::try_current() {
+            Ok(_) => drop(self.reach.runtime.spawn(telling)),
+            // The end of the process waits for this thread, and ends the runtime behind it.
+            Err(_) => drop(self.reach.runtime.block_on(async { tokio::time::timeout(AT_THE_END, telling).await })),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. There are never more than [`STRANGERS_MAX`] strangers: for one more, the oldest is ended. So a peer that says at
-//!    once who it is gets in, however many strangers say nothing.
+//!    once who it is gets in, however many strangers say nothing; not while so many come anew within its handshake.
 //! 2. There are never more than [`CONNECTIONS_MAX`] known connections, and no stranger takes one of their places.
 //! 3. Accepting waits for no client; where the system gives no more connections, it waits before it tries again.
 
@@ -63,7 +63,11 @@ impl Room {
             let _ = end.send(());
         }
         let standing = Arc::new(Standing { room: Arc::clone(self), number, known: OnceLock::new() });
-        Visitor { stream, standing, limit: Some(Limit { ended, deadline: Box::pin(tokio::time::sleep(PATIENCE)) }) }
+        Visitor {
+            stream,
+            standing,
+            limit: Some(Limit { ended, deadline: Box::pin(tokio::time::sleep(PATIENCE)), is_over: false }),
+        }
     }
 
     fn leave(&self, number: u64) {
@@ -115,6 +119,7 @@ pub(crate) fn admit(request: Request<()>) -> Result<Request<()>, Status> {
 struct Limit {
     ended: oneshot::Receiver<()>,
     deadline: Pin<Box<Sleep>>,
+    is_over: bool,
 }
 
 /// A connection.
@@ -128,10 +133,12 @@ impl Visitor {
     /// An error once a stranger has to go.
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(limit) = &mut self.limit else { return Ok(()) };
-        let ends = Pin::new(&mut limit.ended).poll(cx).is_ready() | limit.deadline.as_mut().poll(cx).is_ready();
+        limit.is_over = limit.is_over
+            || Pin::new(&mut limit.ended).poll(cx).is_ready() | limit.deadline.as_mut().poll(cx).is_ready();
+        let is_over = limit.is_over;
         if self.standing.known.get().is_some() {
             self.limit = None;
-        } else if ends {
+        } else if is_over {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "no request in time, or before too many others came"));
         }
         Ok(())

@@ -404,7 +404,11 @@ fn a_plain_set_finds_every_hash_in_its_way() {
         client.check("HGETALL h", "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n");
         client.run("DEL h");
     }
+    client.run("SELECT 0");
     client.check("HSET old a 1", ":1\r\n");
+    client.check("HSET twice a 1", ":1\r\n");
+    client.run("SELECT 1");
+    client.check("HSET other a 1", ":1\r\n");
     drop(client);
     // Started again, the server has not seen which keys hold one.
     let server = start(server.stop());
@@ -413,6 +417,14 @@ fn a_plain_set_finds_every_hash_in_its_way() {
         client.check(&format!("SET s {value}"), "+OK\r\n");
         client.check("GET s", &format!("$1\r\n{value}\r\n"));
     }
+    // What was seen of a key in one database says nothing of that key in another.
+    client.check("SET other v", "+OK\r\n");
+    client.check("SELECT 1", "+OK\r\n");
+    client.check("TYPE other", "+hash\r\n");
+    client.check("SET other v", "+OK\r\n");
+    client.check("SELECT 0", "+OK\r\n");
+    // Nor does what a transaction has written, and not committed yet, of what is stored.
+    client.check("MSET twice 1 twice 2", "+OK\r\n");
     client.check("RENAME old s", "+OK\r\n");
     client.check("SET s v", "+OK\r\n");
     drop(client);

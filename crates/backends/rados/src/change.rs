@@ -53,7 +53,7 @@ struct Looked {
     size: u64,
     /// By their encoded names.
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// By their encoded keys; an empty value of those that no guard compares.
+    /// By their encoded keys; an empty string for those that no guard compares.
     omap: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 

@@ -277,16 +277,22 @@ impl Keyspace {
         self.thrift.as_ref()
     }
 
-    /// Runs `write` if it may overwrite the key without looking at it: it holds no hash, and is not watched.
+    /// Runs `write` if it may overwrite the key of this database without looking at it: it holds no hash, and is not
+    /// watched.
     /// Not on a store that is far away: a writer that waits for it would keep out those that come to make a hash or to
     /// watch.
     /// `generation`: that of the gate when it was looked whose the key is.
-    pub(crate) fn blindly<T>(&self, key: &[u8], generation: u64, write: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn blindly<T>(
+        &self,
+        (database, key): (u8, &[u8]),
+        generation: u64,
+        write: impl FnOnce() -> T,
+    ) -> Option<T> {
         if self.is_afar {
             return None;
         }
         let _held = self.blind.read();
-        if self.kinds.has_to_look(key)
+        if self.kinds.has_to_look(database, key)
             || self.gate.gathers()
             || self.gate.is_closed()
             || self.gate.generation() != generation
@@ -379,10 +385,15 @@ impl Keyspace {
         value: &[u8],
         expires_ms: Option<u64>,
     ) -> Result<()> {
-        if self.kinds.may_be_hash(key) {
-            match self.get(txn, database, key)? {
+        if self.kinds.may_be_hash(database.index, key) {
+            let old = self.get(txn, database, key)?;
+            let (namespace, located) = database.locate(key);
+            match old {
                 Some(old) if old.tag == HASH => self.drop_fields(txn, database, &old)?,
-                _ => self.kinds.saw_no_hash(key),
+                // What the transaction itself has written may never be stored; and far away another process may make
+                // a hash at any time.
+                _ if self.is_afar || txn.has_written(namespace, located)? => {}
+                _ => self.kinds.saw_no_hash(database.index, key),
             }
         }
         self.watches.touch(database.index, key);
@@ -395,7 +406,7 @@ impl Keyspace {
     /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
     pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
         debug_assert!(
-            entry.tag != HASH || self.kinds.may_be_hash(key),
+            entry.tag != HASH || self.kinds.may_be_hash(database.index, key),
             "a writer that does not look could overwrite it"
         );
         self.watches.touch(database.index, key);

@@ -1,14 +1,16 @@
 //! Which keys may hold a hash, and which are watched: what a writer asks that does not look at what it overwrites.
 //!
-//! key → digest → a bit: it may hold a hash | a word: it was seen to hold none | a count of those who watch it
+//! key → digest → a bit: it may hold a hash | a count of those who watch it
+//! database, key → digest → a word: it was seen to hold none
 //!
-//! Two keys of one digest, or of one bit, are taken for each other to the safe side: the writer looks.
+//! Keys of one bit or count, in any database, are taken for each other: their writers look once more than they need to.
+//! What was seen is known by the whole digest, of 64 bits and with the database.
 //!
 //! Invariants:
 //! 1. The bit of a key is set before the key is made a hash, and never cleared: where it is not set, no key of this bit
 //!    has been made a hash since the store was opened.
-//! 2. A digest is among those seen only once its key was seen to hold no hash, under the key's lock. Only these tell
-//!    of keys that a store had when it was opened.
+//! 2. A digest is among those seen only once what is stored of its key was seen to be no hash, under the key's lock.
+//!    Only these tell of keys that a store had when it was opened.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -84,37 +86,43 @@ impl Kinds {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Whether the key may hold a hash. To be asked under the key's lock, or under that of the writers who do not look.
-    pub(crate) fn may_be_hash(&self, key: &[u8]) -> bool {
-        self.any.load(Ordering::SeqCst) && self.may_be(self.digest(key))
+    /// What its digest is among those seen.
+    fn digest_in(&self, database: u8, key: &[u8]) -> u64 {
+        // Zero is what was never written.
+        self.seeds.hash_one((database, key)).max(1)
     }
 
-    fn may_be(&self, digest: u64) -> bool {
+    /// Whether the key may hold a hash. To be asked under the key's lock, or under that of the writers who do not look.
+    pub(crate) fn may_be_hash(&self, database: u8, key: &[u8]) -> bool {
+        self.any.load(Ordering::SeqCst) && self.may_be(database, key, self.digest(key))
+    }
+
+    fn may_be(&self, database: u8, key: &[u8], digest: u64) -> bool {
         let (word, bit) = bit_of(digest);
         if self.hashes.get(word) & bit != 0 {
             return true;
         }
-        self.earlier.load(Ordering::SeqCst) && self.seen.get(digest % SEEN) != digest
+        self.earlier.load(Ordering::SeqCst) && {
+            let digest = self.digest_in(database, key);
+            self.seen.get(digest % SEEN) != digest
+        }
     }
 
     /// Whether a writer has to look at the key: it may hold a hash, or be watched.
-    pub(crate) fn has_to_look(&self, key: &[u8]) -> bool {
+    pub(crate) fn has_to_look(&self, database: u8, key: &[u8]) -> bool {
         let (any, watchers) = (self.any.load(Ordering::SeqCst), self.watchers.load(Ordering::SeqCst));
         if !any && watchers == 0 {
             return false;
         }
         let digest = self.digest(key);
-        any && self.may_be(digest) || watchers > 0 && self.count(digest).load(Ordering::SeqCst) > 0
+        any && self.may_be(database, key, digest) || watchers > 0 && self.count(digest).load(Ordering::SeqCst) > 0
     }
 
-    /// The key was seen to hold no hash, under its lock.
-    pub(crate) fn saw_no_hash(&self, key: &[u8]) {
+    /// What is stored of the key was seen to be no hash, under its lock.
+    pub(crate) fn saw_no_hash(&self, database: u8, key: &[u8]) {
         if self.earlier.load(Ordering::SeqCst) {
-            let digest = self.digest(key);
-            // Zero is what was never written.
-            if digest != 0 {
-                self.seen.of(digest % SEEN).store(digest, Ordering::Relaxed);
-            }
+            let digest = self.digest_in(database, key);
+            self.seen.of(digest % SEEN).store(digest, Ordering::Relaxed);
         }
     }
 
@@ -171,28 +179,31 @@ mod tests {
     fn only_what_was_made_a_hash_may_be_one() {
         let kinds = Kinds::new();
         kinds.none_yet();
-        assert!(!kinds.any_hash() && !kinds.may_be_hash(b"h"));
+        assert!(!kinds.any_hash() && !kinds.may_be_hash(0, b"h"));
         assert!(!kinds.expects_hash(b"h"));
         kinds.expect_hash(b"h");
-        assert!(kinds.any_hash() && kinds.may_be_hash(b"h") && kinds.has_to_look(b"h") && kinds.expects_hash(b"h"));
-        kinds.saw_no_hash(b"h");
-        assert!(kinds.may_be_hash(b"h"), "what it holds may change");
-        let others = (0..10_000).filter(|number| kinds.may_be_hash(&key(*number))).count();
+        assert!(
+            kinds.any_hash() && kinds.may_be_hash(0, b"h") && kinds.has_to_look(0, b"h") && kinds.expects_hash(b"h")
+        );
+        kinds.saw_no_hash(0, b"h");
+        assert!(kinds.may_be_hash(0, b"h"), "what it holds may change");
+        let others = (0..10_000).filter(|number| kinds.may_be_hash(0, &key(*number))).count();
         assert!(others < 10, "{others} of 10,000 are taken for it");
     }
 
     #[test]
     fn where_there_may_have_been_hashes_only_what_was_seen_is_none() {
         let kinds = Kinds::new();
-        assert!((0..1_000).all(|number| kinds.may_be_hash(&key(number)) && kinds.has_to_look(&key(number))));
-        (0..1_000).for_each(|number| kinds.saw_no_hash(&key(number)));
-        let known = (0..1_000).filter(|number| !kinds.has_to_look(&key(*number))).count();
+        assert!((0..1_000).all(|number| kinds.may_be_hash(0, &key(number)) && kinds.has_to_look(0, &key(number))));
+        (0..1_000).for_each(|number| kinds.saw_no_hash(0, &key(number)));
+        let known = (0..1_000).filter(|number| !kinds.has_to_look(0, &key(*number))).count();
         // Of two in one place the later one is known.
         assert!(known > 950, "{known} of 1,000");
-        assert!((1_000..2_000).all(|number| kinds.may_be_hash(&key(number))));
+        assert!((0..1_000).all(|number| kinds.may_be_hash(1, &key(number))), "of another database nothing is known");
+        assert!((1_000..2_000).all(|number| kinds.may_be_hash(0, &key(number))));
         kinds.expect_hash(&key(7));
-        kinds.saw_no_hash(&key(7));
-        assert!(kinds.may_be_hash(&key(7)));
+        kinds.saw_no_hash(0, &key(7));
+        assert!(kinds.may_be_hash(0, &key(7)));
     }
 
     #[test]
@@ -201,12 +212,12 @@ mod tests {
         kinds.none_yet();
         kinds.expect_watcher(b"w");
         kinds.expect_watcher(b"w");
-        assert!(kinds.has_to_look(b"w") && !kinds.may_be_hash(b"w"));
-        let others = (0..1_000).filter(|number| kinds.has_to_look(&key(*number))).count();
+        assert!(kinds.has_to_look(0, b"w") && !kinds.may_be_hash(0, b"w"));
+        let others = (0..1_000).filter(|number| kinds.has_to_look(0, &key(*number))).count();
         assert!(others < 20, "{others} of 1,000 are taken for it");
         kinds.forget_watcher(b"w");
-        assert!(kinds.has_to_look(b"w"));
+        assert!(kinds.has_to_look(0, b"w"));
         kinds.forget_watcher(b"w");
-        assert!(!kinds.has_to_look(b"w") && kinds.watchers() == 0);
+        assert!(!kinds.has_to_look(0, b"w") && kinds.watchers() == 0);
     }
 }

@@ -21,11 +21,12 @@ pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     if call.args.len() != 3 {
         return Ok(false);
     }
-    let (namespace, key) = call.database()?.locate(call.arg(1));
+    let database = call.database()?;
+    let (namespace, key) = database.locate(call.arg(1));
     let value = call.arg(2);
     let when_busy = when_busy(call);
     let put = || namespace.put_when(key, value, when_busy);
-    let written = call.shared.keyspace.blindly(call.arg(1), call.session.slots_seen, put);
+    let written = call.shared.keyspace.blindly((database.index, call.arg(1)), call.session.slots_seen, put);
     let Some(written) = written else { return Ok(false) };
     let (written, barrier) = written.into_parts();
     call.behind(barrier);
