@@ -764,7 +764,8 @@ mod tests {
         head.step(Event::Message(ServerId(1), Message::Ack { version: 1, seq }))
     }
 
-    /// A head that makes a copy for one that has nothing, and has kept more meanwhile than may be: the last is not told.
+    /// A head that makes a copy for one that has nothing, and has kept more meanwhile than may be: the last is not
+    /// told.
     fn making() -> Replica<u8> {
         let mut head = Replica::new(ServerId(0), Incarnation(1), 0, 3);
         head.step(Event::Table(table(1, Place::Offline)));

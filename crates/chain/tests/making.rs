@@ -296,8 +296,8 @@ fn writers_and_readers_go_on_while_a_face_takes_a_snapshot() {
     assert!(matches!(taking.join().unwrap(), Err(Error::NotServing { .. })));
 }
 
-/// Failure: a panic of a thread of a node went unnoticed, and writes hung while the server renewed its lease. Cause: the
-/// other thread goes on until the node is ended. Fix: the node fails.
+/// Failure: a panic of a thread of a node went unnoticed, and writes hung while the server renewed its lease. Cause:
+/// the other thread goes on until the node is ended. Fix: the node fails.
 #[test]
 fn a_node_of_which_a_thread_panics_has_failed() {
     struct Panics(MemoryStore, &'static str);

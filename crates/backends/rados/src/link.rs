@@ -44,9 +44,9 @@ impl Failed {
 }
 
 /// An operation that was not done is known not to have been if its answer came within this time, if nothing else is
-/// said. An OSD forgets an operation after some 3,000 later ones of its placement group (`osd_pg_log_dups_tracked`): when
-/// the library sends one again whose answer was lost with the connection, it may be refused because of what it has
-/// changed itself. So many are not done within a second while a connection is lost and made again.
+/// said. An OSD forgets an operation after some 3,000 later ones of its placement group (`osd_pg_log_dups_tracked`).
+/// When the library sends one again whose answer was lost with the connection, it may be refused because of what it
+/// has changed itself. So many are not done within a second while a connection is lost and made again.
 pub(crate) const SURE: Duration = Duration::from_secs(1);
 /// Most omap keys that an OSD lists at once.
 pub(crate) const PAGE: u64 = 1_024;

@@ -23,9 +23,9 @@ pub struct Options {
     /// Monitors and OSDs have to answer within this: then a read fails, and of a write it is not known whether it was
     /// done. Default: 30 s; at least a second.
     pub timeout: Duration,
-    /// A write that Ceph answers later than this as one that was not done may have been done all the same, by an earlier
-    /// attempt whose answer was lost, and is told as unknown. Longer suits a slow cluster on which little is written: an
-    /// OSD knows an operation again until 3,000 others of its placement group have come. Default: 1 s.
+    /// A write that Ceph answers later than this as one that was not done may have been done all the same, by an
+    /// earlier attempt whose answer was lost, and is told as unknown. Longer suits a slow cluster on which little is
+    /// written: an OSD knows an operation again until 3,000 others of its placement group have come. Default: 1 s.
     pub sure_within: Duration,
     /// The data pool of a store that is made. One that is there keeps the one that it was made with, or none. Default:
     /// none.

@@ -341,9 +341,9 @@ fn batches_that_meet_the_end_of_an_object_go_into_the_next() {
     }
 }
 
-/// Failure: an entry stood twice in the log under one acknowledgement. Cause: a store far away that is sent an operation
-/// again after the answer was lost, and has forgotten by then that it applied it, says that a guard failed; the writer
-/// took its own entry for another's. Fix: it looks whose entry stands there.
+/// Failure: an entry stood twice in the log under one acknowledgement. Cause: a store far away that is sent an
+/// operation again after the answer was lost, and has forgotten by then that it applied it, says that a guard failed;
+/// the writer took its own entry for another's. Fix: it looks whose entry stands there.
 #[test]
 fn an_entry_that_is_in_its_own_way_is_written_once() {
     /// Sends what comes next twice.
