@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use esker_store::{
     Applied, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, Forward, Later,
-    ObjectId, ObjectStore, OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    ObjectId, ObjectStore, OmapScan, Parts, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 use parking_lot::RwLock;
 
@@ -220,6 +220,10 @@ impl ObjectStore for ChainStore {
 
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
         self.0.store.will_get(object, soon);
+    }
+
+    fn bring(&self, parts: &mut dyn Parts) -> bool {
+        self.0.store.bring(parts)
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

@@ -1,8 +1,8 @@
 //! Regular files and raw block devices.
 //!
 //! write → direct I/O from the engine's aligned buffers, past the page cache → sync → fdatasync
-//! read → the page cache, or past it where the medium itself is to be looked at; `read_now` takes what the page cache
-//! has
+//! read → the page cache, or past it where the medium itself is to be looked at
+//! of one value → past it the first time, then through it (`places`); `read_now` takes what the page cache has
 //!
 //! The kernel tells of a failed write-back once to each open description of the file, and not again. So every sync that
 //! is under way has a description of its own, and the first failure stays.
@@ -14,6 +14,7 @@
 //! 4. Both ways lead to the same file, even if another takes over the path meanwhile; a creation that fails leaves no
 //!    file. Why direct: docs/decisions/0001-log-io.md
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
@@ -27,12 +28,18 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
 use rustix::io::{ReadWriteFlags, retry_on_intr};
 
-use crate::{Device, Error, Geometry, Result, Whereabouts};
+use crate::places::{Places, Way};
+use crate::together::Rings;
+use crate::{Device, Error, Geometry, ReadStream, Result, Whereabouts};
 
 const BLOCK_BYTES: u32 = 4096;
 const FILL_BYTES: usize = 1 << 20;
 /// So many syncs go on at the same time at most: the log's, the cleaner's, that of filling ahead, and one more.
 const SYNCS_MAX: usize = 4;
+/// A read of what the device was told of begins in one of so many blocks.
+const TOLD_BLOCKS: u64 = 4;
+/// Of so many reads the kernel is told, of one thread.
+const TOLD_MAX: usize = 64;
 
 #[repr(align(4096))]
 struct Zeros([u8; FILL_BYTES]);
@@ -60,6 +67,12 @@ pub struct FileDevice {
     file: File,
     /// The same file past the page cache, where the file system can.
     direct: Option<File>,
+    /// The same file, of which the kernel reads no more than is asked for; where it could not be opened, as the first.
+    alone: File,
+    /// What was read before.
+    places: Places,
+    /// What has several reads under way.
+    rings: Rings,
     len: AtomicU64,
     regular: bool,
     /// Whether its file system keeps files in memory: no read waits for a device.
@@ -137,20 +150,33 @@ impl FileDevice {
                 return Err(failed("open", io::Error::other("the path was given to another file while it was opened")));
             }
         }
-        let mut syncing = Vec::new();
-        for _ in 0..if writes { SYNCS_MAX } else { 0 } {
+        let again = |writes: bool| {
             // By its number, and so the same file whatever the path leads to by now.
             let same = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let opened = match OpenOptions::new().read(true).write(true).open(same) {
+            let opened = match OpenOptions::new().read(true).write(writes).open(same) {
                 // Without /proc the one there is has to do.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => file.try_clone(),
-                other => other,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => file.try_clone().map(|same| (same, false)),
+                other => other.map(|opened| (opened, true)),
             };
-            syncing.push(opened.map_err(|error| failed("open", error))?);
+            opened.map_err(|error| failed("open", error))
+        };
+        let mut syncing = Vec::new();
+        for _ in 0..if writes { SYNCS_MAX } else { 0 } {
+            syncing.push(again(true)?.0);
+        }
+        // It only makes reads quicker: no reason not to open.
+        let (alone, is_own) =
+            again(false).or_else(|error| file.try_clone().map(|same| (same, false)).map_err(|_| error))?;
+        if is_own {
+            // Of a file system that does not know of it nothing is expected.
+            let _ = rustix::fs::fadvise(&alone, 0, None, Advice::Random);
         }
         Ok(Self {
             path: path.to_owned(),
             direct,
+            alone,
+            places: Places::new(len),
+            rings: Rings::default(),
             len: AtomicU64::new(len),
             regular,
             in_memory: is_in_memory(&file, regular),
@@ -171,6 +197,26 @@ impl FileDevice {
                 return description;
             }
             self.returned.wait(&mut idle);
+        }
+    }
+
+    /// Without a ring: the kernel is told of what there is, and begins with it.
+    fn read_told(&self, reads: &mut dyn ReadStream) {
+        let mut told = VecDeque::new();
+        loop {
+            while told.len() < TOLD_MAX
+                && let Some((number, mut blocks)) = reads.next()
+            {
+                if !told.is_empty() {
+                    self.will_read(blocks.first(), blocks.whole_mut().len() as u64);
+                }
+                told.push_back((number, blocks));
+            }
+            let Some((number, mut blocks)) = told.pop_front() else { return };
+            reads.waits();
+            let outcome = self.read_value(blocks.first(), blocks.whole_mut());
+            reads.arrived(number);
+            reads.came(number, blocks, outcome);
         }
     }
 
@@ -256,6 +302,12 @@ pub(crate) fn check_alignment(device: &dyn Device, offset: u64, len: u64) -> Res
     Ok(())
 }
 
+/// Whether a read can go past the page cache.
+fn is_aligned(offset: u64, buffer: &[u8]) -> bool {
+    let all = [offset, buffer.len() as u64, buffer.as_ptr() as u64];
+    all.iter().all(|number| number.is_multiple_of(u64::from(BLOCK_BYTES)))
+}
+
 /// Whether what a file holds is in memory, by its file system. Such a one does not know reads that do not wait, and
 /// needs none. Of a device only the name is there.
 fn is_in_memory(file: &File, regular: bool) -> bool {
@@ -282,9 +334,76 @@ impl Device for FileDevice {
             return self.file.read_exact_at(buffer, offset).is_ok();
         }
         let len = buffer.len();
+        let file = match self.direct {
+            // Asking the kernel would have it begin with the read.
+            Some(_) => match self.places.way_now(offset, len as u64) {
+                None | Some(Way::Past) => return false,
+                Some(Way::Alone) => &self.alone,
+                Some(Way::Ahead) => &self.file,
+            },
+            None => &self.file,
+        };
         let mut buffers = [io::IoSliceMut::new(buffer)];
         // Where the kernel or the file system does not know the flag it fails, and the read is one that may wait.
-        rustix::io::preadv2(&self.file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == len)
+        rustix::io::preadv2(file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == len)
+    }
+
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        if self.direct.is_none() || self.in_memory {
+            return self.read(offset, buffer);
+        }
+        let file = match self.places.way_noted(offset, buffer.len() as u64) {
+            Way::Past => return self.read_medium(offset, buffer),
+            Way::Alone => &self.alone,
+            Way::Ahead => &self.file,
+        };
+        self.check(offset, buffer.len() as u64, false)?;
+        file.read_exact_at(buffer, offset).map_err(|error| self.failed("read", offset, error))
+    }
+
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        let ring = self.direct.as_ref().filter(|_| !self.in_memory).zip(self.rings.take());
+        let Some((direct, mut ring)) = ring else { return self.read_told(reads) };
+        let mut done = Vec::new();
+        loop {
+            while ring.has_room()
+                && let Some((number, mut blocks)) = reads.next()
+            {
+                let (offset, len) = (blocks.first(), blocks.whole_mut().len() as u64);
+                if let Err(error) = self.check(offset, len, false) {
+                    reads.arrived(number);
+                    reads.came(number, blocks, Err(error));
+                    continue;
+                }
+                let file = match self.places.way_noted(offset, len) {
+                    Way::Past if is_aligned(offset, blocks.whole_mut()) => direct,
+                    Way::Past | Way::Alone => &self.alone,
+                    Way::Ahead => &self.file,
+                };
+                ring.begin(file, number, blocks);
+            }
+            if ring.is_idle() {
+                return self.rings.give_back(ring);
+            }
+            reads.waits();
+            ring.wait();
+            while let Some(read) = ring.next_done() {
+                reads.arrived(read.0);
+                done.push(read);
+            }
+            for (number, mut blocks, read) in done.drain(..) {
+                let (offset, whole) = (blocks.first(), blocks.whole_mut());
+                let outcome = match read {
+                    Ok(read) if read == whole.len() => Ok(()),
+                    Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+                        Err(self.failed("read", offset, error))
+                    }
+                    // In part, or by a file system that refuses: by the usual way.
+                    _ => self.read_value(offset, whole),
+                };
+                reads.came(number, blocks, outcome);
+            }
+        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
@@ -325,10 +444,9 @@ impl Device for FileDevice {
     }
 
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let block = u64::from(BLOCK_BYTES);
-        let aligned = |number: u64| number.is_multiple_of(block);
-        let fits = aligned(offset) && aligned(buffer.len() as u64) && aligned(buffer.as_ptr() as u64);
-        let Some(direct) = self.direct.as_ref().filter(|_| fits) else { return self.read(offset, buffer) };
+        let Some(direct) = self.direct.as_ref().filter(|_| is_aligned(offset, buffer)) else {
+            return self.read(offset, buffer);
+        };
         self.check(offset, buffer.len() as u64, false)?;
         match direct.read_exact_at(buffer, offset) {
             // Some file systems open a file for direct I/O and then refuse it.
@@ -379,6 +497,10 @@ impl Device for FileDevice {
     fn will_read(&self, offset: u64, len: u64) {
         // None would mean: up to the end of the file.
         let Some(len) = NonZeroU64::new(len) else { return };
+        // Where the read begins within a few blocks of this.
+        (0..TOLD_BLOCKS.min(len.get().div_ceil(u64::from(BLOCK_BYTES)))).for_each(|number| {
+            self.places.note(offset + number * u64::from(BLOCK_BYTES));
+        });
         // Of a file system that does not know of it nothing is expected.
         let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
     }
@@ -410,7 +532,13 @@ impl Device for FileDevice {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{BlockPool, Blocks};
+
+    #[repr(align(4096))]
+    struct Aligned([u8; 4096]);
 
     #[test]
     fn a_failed_sync_is_seen_by_every_sync_after_it() {
@@ -445,6 +573,9 @@ mod tests {
         let device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 1 << 20 }).unwrap();
         device.file.write_all_at(&[7; 4096], 8192).unwrap();
         let mut found = [0; 4096];
+        // Elsewhere the first read of a place does not look there.
+        assert!(device.in_memory || !device.read_now(8192, &mut found));
+        device.read_value(8192, &mut found).unwrap();
         assert!(device.read_now(8192, &mut found));
         assert_eq!(found, [7; 4096]);
         assert!(!device.read_now(1 << 20, &mut found));
@@ -487,6 +618,83 @@ mod tests {
             assert!(cached[..] == medium[..]);
         }
         assert!(device.read_medium(1 << 20, &mut [0; 4096]).is_err());
+    }
+
+    /// Gives reads of blocks by number, and looks at what comes.
+    struct Asks {
+        pool: Arc<BlockPool>,
+        numbers: VecDeque<u64>,
+        came: Vec<u64>,
+        refused: Vec<u64>,
+    }
+
+    impl ReadStream for Asks {
+        fn next(&mut self) -> Option<(u64, Blocks)> {
+            let number = self.numbers.pop_front()?;
+            Some((number, self.pool.take(number * 4096 + 7, 3, u64::MAX).unwrap()))
+        }
+
+        fn came(&mut self, number: u64, blocks: Blocks, outcome: Result<()>) {
+            match outcome {
+                Ok(()) => {
+                    assert_eq!(blocks[..], [number as u8; 3]);
+                    self.came.push(number);
+                }
+                Err(Error::OutOfRange { .. }) => self.refused.push(number),
+                Err(error) => panic!("{error}"),
+            }
+            // Some come up only now.
+            if number % 100 == 50 && number < 1000 {
+                self.numbers.extend([number + 1000, number + 1001]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_streams_is_what_was_written_whichever_way_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 8 << 20 }).unwrap();
+        for number in 0..2048 {
+            device.write(number * 4096, &Aligned([number as u8; 4096]).0).unwrap();
+        }
+        for rings in [Rings::default(), Rings::refused()] {
+            device.rings = rings;
+            device.places = Places::new(8 << 20);
+            for numbers in [vec![3], vec![900, 7, 500], vec![900, 8, 7, 2048, 5000], (0..1000).collect()] {
+                let more = numbers.iter().filter(|number| **number % 100 == 50 && **number < 1000);
+                let more: Vec<u64> = more.flat_map(|number| [number + 1000, number + 1001]).collect();
+                let mut expected = [&numbers[..], &more].concat();
+                let numbers = VecDeque::from(numbers);
+                let mut asks = Asks { pool: Arc::default(), numbers, came: Vec::new(), refused: Vec::new() };
+                device.read_stream(&mut asks);
+                asks.came.append(&mut asks.refused);
+                asks.came.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(asks.came, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_that_panics_leaves_no_read_under_way() {
+        struct Panics(Asks);
+        impl ReadStream for Panics {
+            fn next(&mut self) -> Option<(u64, Blocks)> {
+                self.0.next()
+            }
+            fn came(&mut self, _: u64, _: Blocks, _: Result<()>) {
+                panic!("on purpose");
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 8 << 20 }).unwrap();
+        for _ in 0..20 {
+            let numbers = (0..60).map(|number| number * 30 % 2048).collect();
+            let asks = Asks { pool: Arc::default(), numbers, came: Vec::new(), refused: Vec::new() };
+            let mut panics = std::panic::AssertUnwindSafe(Panics(asks));
+            let device = std::panic::AssertUnwindSafe(&device);
+            assert!(std::panic::catch_unwind(move || device.read_stream(&mut *panics)).is_err());
+        }
     }
 
     #[test]

@@ -11,12 +11,16 @@
 #![deny(unsafe_code)]
 
 mod allocator;
+mod blocks;
 mod error;
 mod file;
 mod memory;
+mod places;
 mod slow;
+mod together;
 
 pub use allocator::{give_freed_memory_back, give_kept_memory_back};
+pub use blocks::{BlockPool, Blocks};
 pub use error::{Error, Result};
 pub use file::{FileDevice, OpenMode};
 pub use memory::MemoryDevice;
@@ -46,6 +50,24 @@ pub enum Whereabouts {
     Replaced = 2,
 }
 
+/// Reads that a thread has under way together: a device asks for the next while others are on their way.
+pub trait ReadStream {
+    /// The next read to begin, with a number that says which it is; `None` if there is none now. The device asks again
+    /// whenever one has come, and ends when none is under way and there is no next.
+    fn next(&mut self) -> Option<(u64, Blocks)>;
+
+    /// The device is about to wait.
+    fn waits(&mut self) {}
+
+    /// The device has done a read of this number; it comes next, with others that are done.
+    fn arrived(&mut self, number: u64) {
+        let _ = number;
+    }
+
+    /// The read of this number has come, in any order: its memory, or why it could not be read.
+    fn came(&mut self, number: u64, blocks: Blocks, outcome: Result<()>);
+}
+
 /// A place to keep bytes.
 pub trait Device: Send + Sync {
     /// The device's shape. It does not change while the device is open, but for the length by [`Device::refresh_len`].
@@ -66,8 +88,29 @@ pub trait Device: Send + Sync {
         self.read(offset, buffer)
     }
 
-    /// As [`Device::read`], if that needs no wait for the medium, as for what the operating system has in its cache.
-    /// False, and `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read`] says.
+    /// As [`Device::read`], of one value among many: where nothing tells that the place, or what follows it, is read
+    /// again, the read may go past the operating system's cache. It can with `offset` and length in whole blocks and
+    /// memory that is aligned to them.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.read(offset, buffer)
+    }
+
+    /// As [`Device::read_value`] of each that `reads` gives, as many under way at the same time as the device can have.
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        while let Some((number, mut blocks)) = reads.next() {
+            reads.waits();
+            let outcome = self.read_value(blocks.first(), blocks.whole_mut());
+            reads.arrived(number);
+            reads.came(number, blocks, outcome);
+        }
+    }
+
+    /// As [`Device::read_value`], if that needs no wait for the medium, as for what the operating system has in its cache.
+    /// False, and `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read_value`]
+    /// says.
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
         let _ = (offset, buffer);
         false
@@ -148,6 +191,12 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
     }
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         (**self).read_medium(offset, buffer)
+    }
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        (**self).read_value(offset, buffer)
+    }
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        (**self).read_stream(reads);
     }
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
         (**self).read_now(offset, buffer)

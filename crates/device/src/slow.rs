@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::{Device, Geometry, Result, Whereabouts};
+use crate::{Device, Geometry, ReadStream, Result, Whereabouts};
 
 /// How long a sync takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,14 @@ impl<D: Device> Device for SlowDevice<D> {
 
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.device.read_medium(offset, buffer)
+    }
+
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.device.read_value(offset, buffer)
+    }
+
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        self.device.read_stream(reads);
     }
 
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use esker_store::limits::OBJECT_BYTES_MAX;
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
-    OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    OmapScan, Parts, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 
 use crate::engine::Engine;
@@ -240,6 +240,10 @@ impl ObjectStore for Engine {
 
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
         self.begin_soon(object, soon);
+    }
+
+    fn bring(&self, parts: &mut dyn Parts) -> bool {
+        self.bring_parts(parts)
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

@@ -20,8 +20,9 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
-use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Result, Soon, deferred};
+use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Parts, Result, Soon, deferred};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::engine::Engine;
 use crate::format::Loc;
@@ -39,6 +40,8 @@ const PAGES_AT_LEISURE: usize = 4;
 /// A call tells the device of so many values that are not in memory before it waits for the first: enough to keep the
 /// device busy, and few enough for the page cache.
 const AHEAD: usize = 128;
+/// A part that stands in more places than this is not brought.
+const PLACES_TOGETHER_MAX: usize = 64;
 /// At most 2 to this many pages are read at a time.
 const AHEAD_BITS_MAX: usize = 6;
 
@@ -198,6 +201,34 @@ impl Engine {
         // Nothing is pinned: a place that means something else meanwhile is read for nothing.
         let (reader, count, mut places) = (Arc::clone(&self.reader), places.len(), places.into_iter());
         pool.hint(count, move || places.next().map(|loc| reader.begin_hinted(loc)).is_some());
+    }
+
+    /// Brings what its caller reads next of objects, as far as its place is known and it is not in memory. Whether
+    /// reads of this store are ever waited for.
+    pub(crate) fn bring_parts(&self, parts: &mut dyn Parts) -> bool {
+        if !self.reads_ahead {
+            return false;
+        }
+        // Nothing is pinned: what is brought is of one life of its segment, and its reader asks for that.
+        let parts = std::cell::RefCell::new(parts);
+        let mut next = || {
+            let (object, range) = parts.borrow_mut().next()?;
+            let places = |state: &ObjectState| {
+                let wanted = range.start..range.end.min(state.size).max(range.start);
+                // Those whose pages are missing are left to their readers.
+                let known = state.extents.lookup(wanted).map_while(std::result::Result::ok);
+                let part = |extent: Extent| (extent.loc, self.reader.generation(extent.loc), extent.skip, extent.len);
+                known.map(|(_, extent)| part(extent)).collect::<SmallVec<[_; 2]>>()
+            };
+            let mut places = self.look_at(&object, |_| SmallVec::new(), |_, state| places(state));
+            if places.len() > PLACES_TOGETHER_MAX {
+                // They would push others out before they are read.
+                places.clear();
+            }
+            Some(places)
+        };
+        self.reader.bring(&mut next, &mut || parts.borrow_mut().waits(), &mut |number| parts.borrow_mut().came(number));
+        true
     }
 
     /// Has the twin make a call that needs index pages: on the thread that waits for it, or on one of its pool.

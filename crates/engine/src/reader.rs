@@ -12,20 +12,23 @@
 //!    buffers of recent segments, and taken back as it fills, to within [`LEND_EVERY`].
 //! 3. Nothing is handed out that was written for another object, space, slot, key or offset.
 //! 4. The keeper lets a segment be used again only when no thread reads it any more: a thread that takes places from
-//!    the index keeps what [`Segments::pin`] returns until it has read them.
+//!    the index keeps what [`Segments::pin`] returns until it has read them. What is brought ahead is not pinned: its
+//!    reader asks for one life of the segment.
 
 mod asked;
 mod uses;
 
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use esker_device::Device;
+use esker_device::{BlockPool, Blocks, Device, ReadStream};
 use esker_store::{Error, Result};
 use smallvec::SmallVec;
 
+use crate::brought::{Brought, Place};
 use crate::buffer::SegmentBuffer;
 use crate::cache::{Cache, CachePolicy, Weigh};
 use crate::format::{
@@ -158,6 +161,10 @@ pub struct Reader {
     cache: Cache<Key, Cached>,
     /// Bytes that came into it.
     came: AtomicU64,
+    /// What the device reads into.
+    memory: Arc<BlockPool>,
+    /// What it has read for readers that come next.
+    brought: Brought,
     /// What was read.
     pub counters: ReadCounters,
 }
@@ -172,7 +179,16 @@ impl Reader {
     ) -> Self {
         let cache = Cache::new(policy, cache_bytes);
         segments.lend(|| cache_bytes);
-        Self { device, segments, store_seed, cache, came: AtomicU64::new(0), counters: ReadCounters::default() }
+        Self {
+            device,
+            segments,
+            store_seed,
+            cache,
+            came: AtomicU64::new(0),
+            memory: Arc::default(),
+            brought: Brought::default(),
+            counters: ReadCounters::default(),
+        }
     }
 
     /// Puts what was read and verified into the cache.
@@ -313,7 +329,7 @@ impl Reader {
             let value = self.unpacked(loc, &header, stored)?;
             return Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) });
         }
-        let operation = self.read_device(loc.offset(), self.clamp_span(loc), how)?;
+        let operation = self.read_device(self.place(loc, 0, self.clamp_span(loc)), how)?;
         let began = sampled();
         let header = self.decode(&operation, loc)?;
         self.counters.cache_uses.miss(header.object);
@@ -323,7 +339,7 @@ impl Reader {
         }
         self.counters.verify.add_since(began);
         let wait_to = self.wait_to(loc, &header, durable);
-        let operation = Bytes::from(operation);
+        let operation = operation.into_bytes(true);
         let key = key_of(&operation, &header);
         let value = self.unpacked(loc, &header, operation.slice(header.payload_start()..header.payload_end()))?;
         let cached = Cached { header, key, bytes: value.clone() };
@@ -392,7 +408,7 @@ impl Reader {
                 end = end.max(end_of(loc));
                 together += 1;
             }
-            let bytes = self.read_device(start, end - start, How::Wait).map_err(Miss::error)?;
+            let bytes = self.read_device(self.place(*first, 0, end - start), How::Wait).map_err(Miss::error)?;
             for loc in &rest[..together] {
                 let at = (loc.offset() - start) as usize;
                 let operation = &bytes[at..at + self.clamp_span(*loc) as usize];
@@ -460,7 +476,8 @@ impl Reader {
     fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
         let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
-            // Header, key (up to 64 KiB) and checksums (4 bytes for each 4 KiB, by the span) fit in this.
+            // A write has no key but the few bytes that moving adds; any other may have one of 64 KiB.
+            None if matches!(asked.what, Sought::Data(_)) => self.read_head(loc, asked, WRITE_HEAD_BYTES, how)?.0,
             None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8, how)?.0,
         };
         let header = head.header;
@@ -475,13 +492,15 @@ impl Reader {
     /// operation's first bytes, and verified.
     fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8], how: How) -> Looked<Bytes> {
         let header = &head.header;
-        let first_block = range.start / CRC_BLOCK_BYTES;
-        let blocks_start = first_block * CRC_BLOCK_BYTES;
-        let blocks_end = (range.end.div_ceil(CRC_BLOCK_BYTES) * CRC_BLOCK_BYTES).min(header.payload_len as usize);
-        let place = header.payload_start() + blocks_start..header.payload_start() + blocks_end;
+        let place = blocks_of(header, &range);
+        let blocks_start = place.start - header.payload_start();
+        let first_block = blocks_start / CRC_BLOCK_BYTES;
         let blocks = match known.get(place.clone()) {
-            Some(known) => known.to_vec(),
-            None => self.read_device(loc.offset() + place.start as u64, place.len() as u64, how)?,
+            Some(known) => Bytes::copy_from_slice(known),
+            None => {
+                let place = self.place(loc, place.start as u64, place.len() as u64);
+                self.read_device(place, how)?.into_bytes(false)
+            }
         };
         let began = sampled();
         let holds = if header.crcs_bytes() == 0 {
@@ -493,14 +512,14 @@ impl Reader {
             return Err(corrupt(loc, header, "payload").into());
         }
         self.counters.verify.add_since(began);
-        Ok(Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start))
+        Ok(blocks.slice(range.start - blocks_start..range.end - blocks_start))
     }
 
     /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not
     /// cover are kept in the cache, since their rest is probably read next.
     fn fetch_units(&self, loc: Loc, asked: &Asked<'_>, range: Range<u32>, durable: Lsn, how: How) -> Looked<Found> {
         let buffered = self.in_buffer(loc, asked)?;
-        let mut known = Vec::new();
+        let mut known = None;
         let head = match &buffered {
             Some((header, _)) => Cached { header: *header, key: Bytes::new(), bytes: Bytes::new() },
             None => match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
@@ -510,7 +529,7 @@ impl Reader {
                     let more =
                         if self.clamp_span(loc) <= HEAD_READ_MAX { HEAD_READ_MAX as usize } else { WRITE_HEAD_BYTES };
                     let (head, bytes) = self.read_head(loc, asked, more, how)?;
-                    known = bytes;
+                    known = Some(bytes);
                     head
                 }
             },
@@ -542,7 +561,7 @@ impl Reader {
             let place = place.start as usize..place.end as usize;
             let stored = match &buffered {
                 Some((_, stored)) => stored.slice(place),
-                None => self.stored_part(loc, &head, place, &known, how)?,
+                None => self.stored_part(loc, &head, place, known.as_deref().unwrap_or_default(), how)?,
             };
             self.counters.cache_uses.miss(header.object);
             let began = sampled();
@@ -584,9 +603,8 @@ impl Reader {
 
     /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table;
     /// returns the operation's first bytes as well. `more` is what to read beyond the checksums.
-    fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize, how: How) -> Looked<(Cached, Vec<u8>)> {
-        let span = self.clamp_span(loc);
-        let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024), how)?;
+    fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize, how: How) -> Looked<(Cached, Blocks)> {
+        let bytes = self.read_device(self.head_place(loc, more), how)?;
         let header = self.decode(&bytes, loc)?;
         asked.compare(loc, &header, &bytes)?;
         let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
@@ -613,7 +631,8 @@ impl Reader {
             .ok_or_else(|| Error::Corrupt { offset: loc.offset(), what: "operation header checksum mismatch".into() })
     }
 
-    fn generation(&self, loc: Loc) -> u32 {
+    /// Which life of its segment what stands at `loc` is of.
+    pub fn generation(&self, loc: Loc) -> u32 {
         self.segments.generation(self.segments.segment_of(loc.offset()))
     }
 
@@ -623,20 +642,165 @@ impl Reader {
         loc.span_bytes().min(left)
     }
 
-    fn read_device(&self, offset: u64, len: u64, how: How) -> Looked<Vec<u8>> {
-        let mut bytes = vec![0; len as usize];
-        if how == How::Now && !self.device.read_now(offset, &mut bytes) {
+    /// So many bytes of what stands at `loc`, after the first `skip`.
+    fn place(&self, loc: Loc, skip: u64, len: u64) -> Place {
+        Place { offset: loc.offset() + skip, len, generation: self.generation(loc) }
+    }
+
+    /// Where a large operation's header, key and block checksums stand, with `more` bytes.
+    fn head_place(&self, loc: Loc, more: usize) -> Place {
+        let span = self.clamp_span(loc);
+        self.place(loc, 0, span.min(more as u64 + span / 1024))
+    }
+
+    /// What of a write's payload would be read of the device for a part of it.
+    fn missing_of(&self, (loc, generation, skip, len): Part) -> Option<Place> {
+        let place = |skip: u64, len: u64| Place { offset: loc.offset() + skip, len, generation };
+        if loc.is_compressed() || self.is_in_memory(loc) {
+            return None;
+        }
+        if (self.clamp_span(loc) as usize) <= WHOLE_PAYLOAD_BYTES_MAX {
+            return Some(place(0, self.clamp_span(loc)));
+        }
+        let Some(head) = self.cache.get(&Key::Head(loc.raw(), generation)) else {
+            return Some(Place { generation, ..self.head_place(loc, WRITE_HEAD_BYTES) });
+        };
+        let blocks = blocks_of(&head.header, &(skip as usize..skip as usize + len as usize));
+        (blocks.end as u64 <= self.clamp_span(loc)).then(|| place(blocks.start as u64, blocks.len() as u64))
+    }
+
+    /// Reads what is not in memory of parts of writes, many under way together, for who reads them next: `next` gives
+    /// the parts of the next that is asked for, once for each until it gives none; `came` is told of each, by its place
+    /// among them, when all its parts are there. What fails is told to who reads it.
+    pub fn bring(&self, next: &mut Next<'_>, waits: &mut dyn FnMut(), came: &mut dyn FnMut(u64)) {
+        self.device.read_stream(&mut Bringing {
+            reader: self,
+            next,
+            waits,
+            came,
+            asked: 0,
+            parts: VecDeque::new(),
+            under_way: HashMap::new(),
+            bytes: 0,
+        });
+    }
+
+    fn read_device(&self, place: Place, how: How) -> Looked<Blocks> {
+        let Place { offset, len, .. } = place;
+        let failed = || format!("reading {len} bytes at device offset {offset}");
+        let brought = self.brought.take(place);
+        let is_brought = brought.is_some();
+        let mut blocks = match brought {
+            Some(blocks) => blocks,
+            None => {
+                let memory = self.memory.take(offset, len, self.device.geometry().len);
+                memory.map_err(|error| Error::io(failed(), error))?
+            }
+        };
+        if !is_brought && how == How::Now && !self.device.read_now(offset, blocks.place_mut()) {
             return Err(Miss::Cold);
         }
         self.counters.device_reads.fetch_add(1, Ordering::Relaxed);
         self.counters.device_read_bytes.fetch_add(len, Ordering::Relaxed);
-        if how == How::Now {
-            return Ok(bytes);
+        if !is_brought && how == How::Wait {
+            let read = self.device.read_value(blocks.first(), blocks.whole_mut());
+            read.map_err(|error| device_error(&failed(), error))?;
         }
-        let read = self.device.read(offset, &mut bytes);
-        read.map_err(|error| device_error(&format!("reading {len} bytes at device offset {offset}"), error))?;
-        Ok(bytes)
+        Ok(blocks)
     }
+}
+
+/// Gives parts of writes.
+pub type Next<'n> = dyn FnMut() -> Option<SmallVec<[Part; 2]>> + 'n;
+
+/// A part of a write: where it stands, in which life of the segment, bytes to skip, length.
+pub type Part = (Loc, u32, u32, u32);
+
+/// So many bytes are under way together at most, or one read.
+const TOGETHER_BYTES_MAX: u64 = 8 << 20;
+
+/// See [`Reader::bring`].
+struct Bringing<'r> {
+    reader: &'r Reader,
+    next: &'r mut Next<'r>,
+    waits: &'r mut dyn FnMut(),
+    came: &'r mut dyn FnMut(u64),
+    /// How many were asked for.
+    asked: u64,
+    /// Of these, what is to be read.
+    parts: VecDeque<(u64, Place)>,
+    /// By the number of what was asked for: parts that have not come, and the places of those that are under way.
+    under_way: HashMap<u64, SmallVec<[Place; 2]>>,
+    bytes: u64,
+}
+
+impl ReadStream for Bringing<'_> {
+    fn next(&mut self) -> Option<(u64, Blocks)> {
+        loop {
+            if self.bytes >= TOGETHER_BYTES_MAX {
+                return None;
+            }
+            let Some((number, place)) = self.parts.pop_front() else {
+                let parts = (self.next)()?;
+                let number = self.asked;
+                self.asked += 1;
+                let missing = parts.into_iter().filter_map(|part| self.reader.missing_of(part));
+                self.parts.extend(missing.map(|place| (number, place)));
+                if self.parts.is_empty() {
+                    (self.came)(number);
+                } else {
+                    self.under_way.insert(number, SmallVec::new());
+                }
+                continue;
+            };
+            match self.reader.memory.take(place.offset, place.len, self.reader.device.geometry().len) {
+                Ok(blocks) => {
+                    self.bytes += place.len;
+                    self.under_way.entry(number).or_default().push(place);
+                    return Some((number, blocks));
+                }
+                // Its reader says so.
+                Err(_) if self.parts.is_empty() => self.end(number),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn waits(&mut self) {
+        (self.waits)();
+    }
+
+    fn came(&mut self, number: u64, blocks: Blocks, outcome: esker_device::Result<()>) {
+        let is_it = |place: &Place| place.len == blocks.len() as u64 && blocks.is_at(place.offset);
+        let under_way = self.under_way.entry(number).or_default();
+        if let Some(at) = under_way.iter().position(is_it) {
+            let place = under_way.swap_remove(at);
+            self.bytes -= place.len;
+            if outcome.is_ok() {
+                self.reader.brought.put(place, blocks);
+            }
+        }
+        if !self.parts.iter().any(|(other, _)| *other == number) {
+            self.end(number);
+        }
+    }
+}
+
+impl Bringing<'_> {
+    /// Tells of one that was asked for, if nothing of it is under way.
+    fn end(&mut self, number: u64) {
+        if self.under_way.get(&number).is_none_or(|places| places.is_empty()) {
+            self.under_way.remove(&number);
+            (self.came)(number);
+        }
+    }
+}
+
+/// The blocks that a range of a payload touches, as they stand in their operation.
+fn blocks_of(header: &OpHeader, range: &Range<usize>) -> Range<usize> {
+    let start = range.start / CRC_BLOCK_BYTES * CRC_BLOCK_BYTES;
+    let end = range.end.next_multiple_of(CRC_BLOCK_BYTES).min(header.payload_len as usize);
+    header.payload_start() + start..header.payload_start() + end
 }
 
 /// The header of an operation in a segment's buffer, if the operation is what was asked for.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use esker_device::{Device, Error, Geometry, Result, Whereabouts};
+use esker_device::{Blocks, Device, Error, Geometry, ReadStream, Result, Whereabouts};
 use parking_lot::{Condvar, Mutex};
 
 use crate::stages::Times;
@@ -195,6 +195,22 @@ impl Watched {
         }
     }
 
+    fn read_by(
+        &self,
+        offset: u64,
+        buffer: &mut [u8],
+        read: impl Fn(&Arc<dyn Device>, u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let len = buffer.len() as u64;
+        let mut timed =
+            || self.timed("read", Some(&self.reads), offset, len, || read(&self.device, offset, &mut *buffer));
+        let first = timed();
+        let Err(error @ Error::Io { .. }) = first else { return first };
+        self.read_retries.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(%error, offset, len, "a read failed and is tried once more");
+        timed()
+    }
+
     fn timed<T>(
         &self,
         stage: &str,
@@ -206,6 +222,18 @@ impl Watched {
         let began = Instant::now();
         let slot = self.begin(stage, offset, len, began);
         let answer = call();
+        self.end(stage, times, (offset, len), (began, slot));
+        answer
+    }
+
+    /// A call has come back.
+    fn end(
+        &self,
+        stage: &str,
+        times: Option<&Times>,
+        (offset, len): (u64, u64),
+        (began, slot): (Instant, Option<&Slot>),
+    ) {
         if let Some(slot) = slot {
             slot.began.store(0, Ordering::Release);
         }
@@ -217,7 +245,67 @@ impl Watched {
             self.slow_calls.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(stage, offset, len, elapsed_ms = elapsed.as_millis() as u64, "the device is slow");
         }
-        answer
+    }
+}
+
+/// Reads under way together: what is watched is each wait for them, since a client may be waited for in between.
+struct Streamed<'w> {
+    watched: &'w Watched,
+    reads: &'w mut dyn ReadStream,
+    /// By number, when they began, offset and length.
+    begun: Vec<(u64, Instant, (u64, u64))>,
+    waits: Option<(Instant, Option<&'w Slot>)>,
+}
+
+impl Streamed<'_> {
+    /// The device is not waited for any more.
+    fn end_wait(&mut self) {
+        let Some((since, slot)) = self.waits.take() else { return };
+        let place = self.begun.first().map_or((0, 0), |(_, _, place)| *place);
+        self.watched.end("read", None, place, (since, slot));
+    }
+}
+
+impl ReadStream for Streamed<'_> {
+    fn next(&mut self) -> Option<(u64, Blocks)> {
+        let (number, mut blocks) = self.reads.next()?;
+        let place = (blocks.first(), blocks.whole_mut().len() as u64);
+        self.begun.push((number, Instant::now(), place));
+        Some((number, blocks))
+    }
+
+    fn waits(&mut self) {
+        self.reads.waits();
+        let now = Instant::now();
+        let (offset, len) = self.begun.first().map_or((0, 0), |(_, _, place)| *place);
+        self.waits = Some((now, self.watched.begin("read", offset, len, now)));
+    }
+
+    fn arrived(&mut self, number: u64) {
+        self.end_wait();
+        if let Some(at) = self.begun.iter().position(|(begun, ..)| *begun == number) {
+            self.watched.reads.add(self.begun.swap_remove(at).1.elapsed());
+        }
+        self.reads.arrived(number);
+    }
+
+    fn came(&mut self, number: u64, mut blocks: Blocks, mut outcome: Result<()>) {
+        if let Err(error @ Error::Io { .. }) = &outcome {
+            self.watched.read_retries.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%error, offset = blocks.first(), "a read failed and is tried once more");
+            outcome =
+                self.watched.timed("read", Some(&self.watched.reads), blocks.first(), blocks.len() as u64, || {
+                    self.watched.device.read_value(blocks.first(), blocks.whole_mut())
+                });
+        }
+        self.reads.came(number, blocks, outcome);
+    }
+}
+
+impl Drop for Streamed<'_> {
+    fn drop(&mut self) {
+        // Of a stream that panicked.
+        self.end_wait();
     }
 }
 
@@ -227,12 +315,15 @@ impl Device for Watched {
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        let len = buffer.len() as u64;
-        let first = self.timed("read", Some(&self.reads), offset, len, || self.device.read(offset, buffer));
-        let Err(error @ Error::Io { .. }) = first else { return first };
-        self.read_retries.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%error, offset, len, "a read failed and is tried once more");
-        self.timed("read", Some(&self.reads), offset, len, || self.device.read(offset, buffer))
+        self.read_by(offset, buffer, Device::read)
+    }
+
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.read_by(offset, buffer, Device::read_value)
+    }
+
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        self.device.read_stream(&mut Streamed { watched: self, reads, begun: Vec::new(), waits: None });
     }
 
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {

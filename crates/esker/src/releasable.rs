@@ -5,7 +5,9 @@
 //! Invariant: after the release every call is an error; nothing reaches the file any more, so that the next owner of
 //! the store has it alone even if a face of the last one is still alive.
 
-use esker_device::{Device, Error, FileDevice, Geometry, Result, Whereabouts};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use esker_device::{Blocks, Device, Error, FileDevice, Geometry, ReadStream, Result, Whereabouts};
 use parking_lot::RwLock;
 
 /// A file or block device with an end.
@@ -13,20 +15,49 @@ pub(crate) struct Releasable {
     name: String,
     geometry: RwLock<Geometry>,
     device: RwLock<Option<FileDevice>>,
+    /// Reads under way together begin no more.
+    releasing: AtomicBool,
+}
+
+/// A stream that ends when the device is to be let go. What is read as one of its reads comes takes the lock once more,
+/// which is why readers do so though a writer waits.
+struct UntilReleased<'r> {
+    releasing: &'r AtomicBool,
+    reads: &'r mut dyn ReadStream,
+}
+
+impl ReadStream for UntilReleased<'_> {
+    fn next(&mut self) -> Option<(u64, Blocks)> {
+        if self.releasing.load(Ordering::SeqCst) { None } else { self.reads.next() }
+    }
+
+    fn waits(&mut self) {
+        self.reads.waits();
+    }
+
+    fn arrived(&mut self, number: u64) {
+        self.reads.arrived(number);
+    }
+
+    fn came(&mut self, number: u64, blocks: Blocks, outcome: Result<()>) {
+        self.reads.came(number, blocks, outcome);
+    }
 }
 
 impl Releasable {
     pub fn new(device: FileDevice) -> Self {
-        Self { name: device.name(), geometry: RwLock::new(device.geometry()), device: RwLock::new(Some(device)) }
+        let (name, geometry) = (device.name(), RwLock::new(device.geometry()));
+        Self { name, geometry, device: RwLock::new(Some(device)), releasing: AtomicBool::new(false) }
     }
 
     /// Closes the device, once the calls under way are done.
     pub fn release(&self) {
+        self.releasing.store(true, Ordering::SeqCst);
         *self.device.write() = None;
     }
 
     fn with<T>(&self, what: &'static str, offset: u64, call: impl FnOnce(&FileDevice) -> Result<T>) -> Result<T> {
-        match &*self.device.read() {
+        match &*self.device.read_recursive() {
             Some(device) => call(device),
             None => {
                 let source = std::io::Error::other("the store is closed");
@@ -46,12 +77,27 @@ impl Device for Releasable {
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.with("read", offset, |device| device.read_medium(offset, buffer))
     }
+    fn read_value(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.with("read", offset, |device| device.read_value(offset, buffer))
+    }
+    fn read_stream(&self, reads: &mut dyn ReadStream) {
+        let device = self.device.read_recursive();
+        if let Some(device) = &*device {
+            return device.read_stream(&mut UntilReleased { releasing: &self.releasing, reads });
+        }
+        drop(device);
+        while let Some((number, mut blocks)) = reads.next() {
+            let outcome = self.read_value(blocks.first(), blocks.whole_mut());
+            reads.arrived(number);
+            reads.came(number, blocks, outcome);
+        }
+    }
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        self.device.read().as_ref().is_some_and(|device| device.read_now(offset, buffer))
+        self.device.read_recursive().as_ref().is_some_and(|device| device.read_now(offset, buffer))
     }
     fn whereabouts(&self) -> Whereabouts {
         // After the release the engine is not told where the device was.
-        self.device.read().as_ref().map_or_else(Whereabouts::default, Device::whereabouts)
+        self.device.read_recursive().as_ref().map_or_else(Whereabouts::default, Device::whereabouts)
     }
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.with("write", offset, |device| device.write(offset, data))

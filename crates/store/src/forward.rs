@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::{
     Barrier, Capability, Changed, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation,
-    ObjectId, ObjectStore, OmapScan, Result, Session, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    ObjectId, ObjectStore, OmapScan, Parts, Result, Session, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
     Watching,
 };
 
@@ -134,6 +134,11 @@ pub trait Forward: Send + Sync {
         self.behind().will_get(object, soon);
     }
 
+    /// As [`ObjectStore::bring`].
+    fn bring(&self, parts: &mut dyn Parts) -> bool {
+        self.behind().bring(parts)
+    }
+
     /// As [`ObjectStore::slot_scan`].
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
         self.behind().slot_scan(object, scan)
@@ -231,6 +236,10 @@ impl<F: Forward> ObjectStore for F {
     }
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
         Forward::will_get(self, object, soon);
+    }
+
+    fn bring(&self, parts: &mut dyn Parts) -> bool {
+        Forward::bring(self, parts)
     }
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
         forwarded(self, Some(object), || Forward::slot_scan(self, object, scan))

@@ -123,6 +123,19 @@ pub struct Session {
     pub name: Bytes,
 }
 
+/// Parts of objects that are brought into memory: see [`ObjectStore::bring`].
+pub trait Parts {
+    /// The next part, if there is one now; the store asks again when one has come.
+    fn next(&mut self) -> Option<(ObjectId, Range<u64>)>;
+
+    /// The store is about to wait for the device.
+    fn waits(&mut self) {}
+
+    /// The part that was given as this one, counted from 0, has come: reading it waits for the device no more, unless
+    /// it could not be read, or has changed.
+    fn came(&mut self, number: u64);
+}
+
 /// A transactional store of objects.
 ///
 /// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not
@@ -254,6 +267,15 @@ pub trait ObjectStore: Send + Sync {
     /// heed the first only.
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
         let _ = (object, soon);
+    }
+
+    /// Brings parts of objects into memory that the thread that calls reads next, many under way at the same time: the
+    /// call waits until all that `parts` gives have come. It is told of each as it comes, and reads it then. A hint: no
+    /// answer depends on it, and the store keeps what it brought for a moment only. False, and nothing was asked of
+    /// `parts`, from a store that does not do this: there several threads read faster than one.
+    fn bring(&self, parts: &mut dyn Parts) -> bool {
+        let _ = parts;
+        false
     }
 
     /// Filled slots in key order, with the same rule for short answers as [`ObjectStore::omap_scan`].

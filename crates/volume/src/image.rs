@@ -23,7 +23,7 @@ use parking_lot::RwLock;
 
 use crate::format::{self, GENERATION, ParentLink, State};
 use crate::source::{self, Parent, Point};
-use crate::{Error, Layout, Result, header};
+use crate::{Error, Layout, Ranges, Result, bring, header};
 
 /// Most bytes of one call of [`Image::read`] or [`Image::write`] (64 MiB).
 pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
@@ -346,6 +346,14 @@ impl Image {
     /// [`Error::NoImage`], the store's.
     pub fn read(&self, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
         self.steady(|live| read(self.store(), &live.point, offset, len))
+    }
+
+    /// Brings ranges into memory that the thread that calls reads next, many under way at the same time, and tells of
+    /// each as it comes: see [`ObjectStore::bring`]. A hint, by the state as last seen. False, and nothing was asked for,
+    /// where the store does not do this, and of an image with a parent.
+    pub fn bring(&self, ranges: &mut dyn Ranges) -> bool {
+        let live = self.live();
+        live.point.parent.is_none() && self.store().bring(&mut bring::Pieces::new(&live.point, ranges))
     }
 
     /// What `look` finds by the state as last seen; if that turns out to be old, by the next. So nothing is read by an

@@ -35,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bring;
 mod clone;
 mod diff;
 mod error;
@@ -51,6 +52,7 @@ mod source;
 mod volumes;
 mod write;
 
+pub use bring::Ranges;
 pub use diff::DIFF_BLOCK_BYTES;
 pub use error::{Error, Result};
 pub use esker_store::{Barrier, Completion, Durability};

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::{Barrier, Completion};
+use esker_volume::Ranges;
 
 use crate::nbd::wire::code;
 
@@ -154,6 +155,14 @@ pub trait Export: Send + Sync {
 
     /// Reads: pieces in order that together are `len` long.
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>>;
+
+    /// Brings ranges into memory that the calling thread reads next, many under way at the same time, and tells of each
+    /// as it comes. A hint; false, and nothing was asked for, where that is not done: there several threads read faster
+    /// than one.
+    fn bring(&self, ranges: &mut dyn Ranges) -> bool {
+        let _ = ranges;
+        false
+    }
 
     /// Writes. With `fua` the barrier is reached when it is durable; without, it may be answered when it is applied.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome;

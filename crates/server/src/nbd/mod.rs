@@ -19,6 +19,7 @@
 //! none.
 
 mod attach;
+mod bringing;
 mod client;
 mod client_tls;
 mod config;
@@ -30,6 +31,7 @@ mod memory;
 mod negotiate;
 mod options;
 mod pending;
+mod reads;
 mod reply;
 mod request;
 mod stream;

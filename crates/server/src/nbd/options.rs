@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use esker_volume::Ranges;
 
 use crate::nbd::config::Config;
 use crate::nbd::export::{BlockSizes, Export, Extent, Fault, Outcome, Piece};
@@ -46,6 +47,10 @@ impl Export for Optioned {
 
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>> {
         self.export.read(offset, len)
+    }
+
+    fn bring(&self, ranges: &mut dyn Ranges) -> bool {
+        self.export.bring(ranges)
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
+use rustix::net::RecvFlags;
 use rustls::ServerConnection;
 
 use crate::front::certificates::names_in;
@@ -54,6 +55,16 @@ impl Socket {
             Self::Tcp(stream) => (&mut &*stream).write_vectored(parts),
             Self::Unix(stream) => (&mut &*stream).write_vectored(parts),
         }
+    }
+
+    /// Reads what is there.
+    fn read_now(&self, space: &mut [u8], flags: RecvFlags) -> rustix::io::Result<usize> {
+        let flags = flags | RecvFlags::DONTWAIT;
+        match self {
+            Self::Tcp(stream) => rustix::net::recv(stream, space, flags),
+            Self::Unix(stream) => rustix::net::recv(stream, space, flags),
+        }
+        .map(|(read, _)| read)
     }
 
     /// Reads fail with `WouldBlock` or `TimedOut` after so long; `None`: never.
@@ -126,6 +137,23 @@ impl Input {
     /// What is there already, without asking the socket.
     pub(crate) fn buffered(&self) -> &[u8] {
         &self.buffer
+    }
+
+    /// Whether there is more, here or at the socket.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.buffer.is_empty() || self.socket.read_now(&mut [0], RecvFlags::PEEK).is_ok()
+    }
+
+    /// Receives what is there, as far as the socket can be asked for that. What has ended or failed is told to who
+    /// waits for it.
+    pub(crate) fn fill_now(&mut self) {
+        if self.tls.is_some() || self.deadline.is_some() {
+            return;
+        }
+        let len = self.buffer.len();
+        self.buffer.resize(len + self.window, 0);
+        let read = self.socket.read_now(&mut self.buffer[len..], RecvFlags::empty());
+        self.buffer.truncate(len + read.unwrap_or(0));
     }
 
     /// From now on everything is encrypted. Call with an empty buffer: what was sent in the clear before must not count

@@ -7,8 +7,11 @@
 //!
 //! Replies are sent by one thread at a time, which takes along what the others have ready meanwhile.
 //!
+//! Reads of the device gather for few threads (`reads`), each of which has the export bring all that it takes, many at
+//! the same time.
+//!
 //! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
-//!                        └─ not durable yet → `waiting`              ├─ carries the request out, sends the reply
+//!                        └─ not durable yet → `waiting`              ├─ carries requests out, sends the replies
 //!                                                                    └─ settles: waits for the first barrier, sends
 //!                                                                    all that reached theirs
 //!                        └─ only begun by the store → `pending` → a thread tells it when it ends
@@ -29,13 +32,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::Barrier;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::nbd::bringing::Bringing;
 use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX};
 use crate::nbd::counts::RequestCounts;
 use crate::nbd::export::{Done, Fault};
 use crate::nbd::negotiate::Chosen;
 use crate::nbd::pending::Pending;
+use crate::nbd::reads::{Reads, Taken};
 use crate::nbd::reply::Replies;
 use crate::nbd::request::{Answer, carry_out, check};
 use crate::nbd::stream::{Input, Output};
@@ -43,18 +48,18 @@ use crate::nbd::wire::{REQUEST_BYTES, Request, command};
 use crate::trace::{self, Traced};
 
 /// Requests with this much payload are carried out without the lead.
-const LARGE_BYTES: u32 = 64 << 10;
+pub(super) const LARGE_BYTES: u32 = 64 << 10;
 /// Ranges of this length are zeroed and discarded without the lead.
 const LONG_BYTES: u32 = 16 << 20;
 /// Replies of a batch are sent when they come to this.
-const BATCH_BYTES: usize = 128 << 10;
+pub(super) const BATCH_BYTES: usize = 128 << 10;
 /// Small reads that take longer than this on average are carried out without the lead: giving it away costs less.
 const SLOW_READ: Duration = Duration::from_micros(25);
 /// And small writes: of a store on this machine they are in memory, of one behind a network they are waited for.
 const SLOW_WRITE: Duration = Duration::from_micros(150);
 
-/// So many small reads that a thread carries out without the lead, one after the other, at most.
-const READS_AT_ONCE: usize = 8;
+/// The thread that leads leaves it to those that read to receive, for so long: what else comes waits as long at most.
+const LEFT_RECEIVING: Duration = Duration::from_micros(200);
 /// Who waits for fewer pending answers looks again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Replies that wait for a thread that is sending: above this others wait for it, in bytes.
@@ -80,11 +85,20 @@ pub(crate) struct Transmission<'t> {
     /// Payload or waiting replies became fewer.
     room: Condvar,
     threads: AtomicUsize,
+    pub(super) reads: Reads,
+    /// Reads that have gathered, or are carried out without the lead.
+    pub(super) reads_begun: AtomicUsize,
+    /// The thread that leads has given `input` away for a moment; others do not take the lead then.
+    leaves_receiving: AtomicBool,
+    /// A thread has read, and there is something to receive.
+    read_some: Condvar,
+    /// The lead was given away.
+    led: Condvar,
     /// Threads that wait for the lead.
     idle: AtomicUsize,
     closing: AtomicBool,
     /// Smoothed time of a small read.
-    read_ns: AtomicU64,
+    pub(super) read_ns: AtomicU64,
     /// And of a small write.
     write_ns: AtomicU64,
 }
@@ -119,9 +133,15 @@ struct Ready {
 
 /// What a thread does when it has given the lead away.
 enum Next {
-    CarryOut(Vec<(Request, Bytes)>),
+    CarryOut(Request, Bytes),
+    Read(Taken),
     Settle,
     End,
+}
+
+/// A smoothed time, in nanoseconds, after one more.
+pub(super) fn smoothed(old_ns: u64, took: Duration) -> u64 {
+    old_ns - old_ns / 8 + took.as_nanos() as u64 / 8
 }
 
 fn is_slow(smoothed_ns: &AtomicU64, limit: Duration) -> bool {
@@ -149,6 +169,11 @@ impl<'t> Transmission<'t> {
             tells_pending: AtomicBool::new(false),
             room: Condvar::new(),
             threads: AtomicUsize::new(1),
+            reads: Reads::new(config.threads_per_connection),
+            reads_begun: AtomicUsize::new(0),
+            leaves_receiving: AtomicBool::new(false),
+            read_some: Condvar::new(),
+            led: Condvar::new(),
             idle: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             read_ns: AtomicU64::new(0),
@@ -167,6 +192,10 @@ impl<'t> Transmission<'t> {
         loop {
             self.idle.fetch_add(1, Ordering::SeqCst);
             let mut input = self.input.lock();
+            while self.leaves_receiving.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst) {
+                // One that panics may not tell.
+                self.led.wait_for(&mut input, LOOK_AGAIN);
+            }
             self.idle.fetch_sub(1, Ordering::SeqCst);
             let next = self.lead(&mut input, &mut replies, scope).unwrap_or_else(|error| {
                 self.fail(&error);
@@ -177,18 +206,18 @@ impl<'t> Transmission<'t> {
                 self.closing.store(true, Ordering::SeqCst);
             }
             drop(input);
+            self.led.notify_one();
             self.send(&mut replies);
             match next {
-                Next::CarryOut(requests) => {
-                    for (request, payload) in requests {
-                        let held = payload_held(&request);
-                        self.answer((&request, held), payload, &mut replies, scope);
-                    }
+                Next::CarryOut(request, payload) => {
+                    let held = payload_held(&request);
+                    self.answer((&request, held), payload, &mut replies, scope);
                     self.send(&mut replies);
                     if self.may_settle() {
                         self.settle(&mut replies);
                     }
                 }
+                Next::Read(taken) => self.read(taken, &mut replies, scope),
                 Next::Settle => self.settle(&mut replies),
                 Next::End => {
                     if self.threads.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -206,7 +235,12 @@ impl<'t> Transmission<'t> {
     }
 
     /// Leads until there is something to do without the lead. `replies` may hold some then.
-    fn lead<'s>(&'s self, input: &mut Input, replies: &mut Replies, scope: &'s Scope<'s, '_>) -> io::Result<Next> {
+    fn lead<'s>(
+        &'s self,
+        input: &mut MutexGuard<'_, Input>,
+        replies: &mut Replies,
+        scope: &'s Scope<'s, '_>,
+    ) -> io::Result<Next> {
         loop {
             if self.closing.load(Ordering::SeqCst) {
                 return Ok(Next::End);
@@ -248,13 +282,29 @@ impl<'t> Transmission<'t> {
                 replies.failed(request.cookie, self.chosen.structured, &fault);
                 continue;
             }
+            self.reads.note();
             let alone = self.goes_alone(&request);
-            if alone && request.command == command::READ && request.len < LARGE_BYTES {
-                let requests = self.share_of_reads(input, request);
-                let held = requests.iter().map(|(request, _)| payload_held(request)).sum();
-                self.reserve(held, replies);
-                self.ensure_follower(scope);
-                return Ok(Next::CarryOut(requests));
+            if alone && request.command == command::READ {
+                self.keep_reads_bounded(replies);
+                self.reserve(payload_held(&request), replies);
+                if self.reads.is_lone() && input.buffered().is_empty() {
+                    self.answer((&request, payload_held(&request)), Bytes::new(), replies, scope);
+                    if self.reads.looks() && input.has_more() {
+                        self.reads.came_together();
+                    }
+                    continue;
+                }
+                self.reads_begun.fetch_add(1, Ordering::SeqCst);
+                let more: Vec<_> = std::iter::from_fn(|| self.next_read(input)).collect();
+                if let Some(taken) = self.reads.gather(std::iter::once(request).chain(more)) {
+                    self.ensure_follower(scope);
+                    return Ok(Next::Read(taken));
+                }
+                if input.buffered().is_empty() && !input.is_encrypted() && !self.has_to_settle() {
+                    self.send(replies);
+                    self.leave_receiving(input);
+                }
+                continue;
             }
             if alone && payload_held(&request) > 0 {
                 self.reserve(payload_held(&request), replies);
@@ -268,32 +318,111 @@ impl<'t> Transmission<'t> {
             }
             if alone {
                 self.ensure_follower(scope);
-                return Ok(Next::CarryOut(vec![(request, payload)]));
+                return Ok(Next::CarryOut(request, payload));
             }
             self.answer((&request, 0), payload, replies, scope);
             self.keep_waiting_bounded(replies);
         }
     }
 
-    /// Small reads that one thread carries out, beginning with `first`: its share of those that have come, since each
-    /// handing over of the lead costs as much as a read.
-    fn share_of_reads(&self, input: &mut Input, first: Request) -> Vec<(Request, Bytes)> {
-        let here = input.buffered().len() / REQUEST_BYTES + 1;
-        let share = here.div_ceil(self.config.threads_per_connection.max(1)).min(READS_AT_ONCE);
-        let mut bytes = first.len;
-        let mut requests = vec![(first, Bytes::new())];
-        while requests.len() < share
-            && let Some(header) = input.buffered().first_chunk::<REQUEST_BYTES>()
-            && let Ok(request) = Request::decode(header)
-            && request.command == command::READ
-            && request.len < LARGE_BYTES - bytes
-            && check(&request, &self.chosen).is_ok()
-        {
-            input.header::<REQUEST_BYTES>();
-            bytes += request.len;
-            requests.push((request, Bytes::new()));
+    /// Leaves it for a moment to the threads that read to receive: each does when it is done, and takes what has come
+    /// meanwhile. Receiving each read as it comes would wake a thread for each.
+    fn leave_receiving(&self, input: &mut MutexGuard<'_, Input>) {
+        self.leaves_receiving.store(true, Ordering::SeqCst);
+        self.read_some.wait_for(input, LEFT_RECEIVING);
+        self.leaves_receiving.store(false, Ordering::SeqCst);
+    }
+
+    /// Receives what has come and takes the reads of it, if no thread is at that. A thread that leads comes to others.
+    pub(super) fn receive_reads(&self) -> Vec<Request> {
+        if !self.leaves_receiving.load(Ordering::SeqCst) {
+            return Vec::new();
         }
-        requests
+        let Some(mut input) = self.input.try_lock() else { return Vec::new() };
+        if input.buffered().is_empty() {
+            input.fill_now();
+        }
+        let reads = std::iter::from_fn(|| self.next_read(&mut input)).collect();
+        if !input.buffered().is_empty() {
+            self.read_some.notify_one();
+        }
+        reads
+    }
+
+    /// The next request, if it has come, is a read, and need not wait for memory.
+    fn next_read(&self, input: &mut Input) -> Option<Request> {
+        let request = Request::decode(input.buffered().first_chunk::<REQUEST_BYTES>()?).ok()?;
+        if request.command != command::READ || check(&request, &self.chosen).is_err() {
+            return None;
+        }
+        let mut under_way = self.payload_bytes.lock();
+        let all = *under_way + payload_held(&request);
+        let are_many = self.reads_begun.load(Ordering::SeqCst) >= self.config.in_flight_max;
+        if are_many || all > self.config.in_flight_bytes_max {
+            return None;
+        }
+        *under_way = all;
+        self.reads_begun.fetch_add(1, Ordering::SeqCst);
+        drop(under_way);
+        input.header::<REQUEST_BYTES>();
+        self.reads.note();
+        Some(request)
+    }
+
+    /// Carries out reads, and those that gather meanwhile.
+    fn read<'s>(&'s self, mut taken: Taken, replies: &mut Replies, scope: &'s Scope<'s, '_>) {
+        loop {
+            let mut reads: VecDeque<Request> = taken.reads.iter().copied().collect();
+            let mut is_first = true;
+            if !self.reads.is_apart() {
+                let mut bringing = Bringing::new(self, replies, scope, &taken, reads);
+                if !self.chosen.export.bring(&mut bringing) {
+                    self.reads.brought_none();
+                }
+                // What it was not told of, if anything: all, where that is not done.
+                (reads, is_first) = (bringing.left(), bringing.first.is_some());
+            } else {
+                self.reads.spend(reads.len());
+            }
+            for request in &reads {
+                self.answer((request, payload_held(request)), Bytes::new(), replies, scope);
+            }
+            self.reads_begun.fetch_sub(reads.len(), Ordering::SeqCst);
+            if is_first {
+                self.reads.answered(&taken);
+            }
+            self.send(replies);
+            if self.may_settle() {
+                self.settle(replies);
+            }
+            match self.reads.more(self.receive_reads()) {
+                Some(more) => taken = more,
+                None => break,
+            }
+        }
+        // It has to receive again.
+        if self.leaves_receiving.load(Ordering::SeqCst) {
+            self.read_some.notify_one();
+        }
+    }
+
+    /// Whether answers wait to be durable and no thread settles them.
+    pub(super) fn has_to_settle(&self) -> bool {
+        let waiting = self.waiting.lock();
+        !waiting.settling && !waiting.answers.is_empty()
+    }
+
+    /// Waits, with the lead, until fewer reads are under way than may be.
+    fn keep_reads_bounded(&self, replies: &mut Replies) {
+        let are_many = || self.reads_begun.load(Ordering::SeqCst) >= self.config.in_flight_max;
+        if are_many() {
+            self.send(replies);
+            let mut waiting = self.waiting.lock();
+            while are_many() && !self.closing.load(Ordering::SeqCst) {
+                // Not told with this lock: it is looked at again all the same.
+                self.room.wait_for(&mut waiting, LOOK_AGAIN);
+            }
+        }
     }
 
     /// Whether a request is better carried out without the lead.
@@ -327,7 +456,7 @@ impl<'t> Transmission<'t> {
 
     /// Carries out a request, for which `held` bytes were reserved; its answer goes to `replies`, or waits for its
     /// barrier. What was read stays reserved until its reply is sent.
-    fn answer<'s>(
+    pub(super) fn answer<'s>(
         &'s self,
         (request, held): (&Request, usize),
         payload: Bytes,
@@ -342,15 +471,13 @@ impl<'t> Transmission<'t> {
             // What was written is the store's by now.
             replies.held += std::mem::take(&mut begun.held);
         }
-        let smoothed = match request.command {
+        let usual = match request.command {
             command::READ => Some(&self.read_ns),
             command::WRITE => Some(&self.write_ns),
             _ => None,
         };
-        if let Some(smoothed) = smoothed.filter(|_| request.len < LARGE_BYTES) {
-            let old = smoothed.load(Ordering::Relaxed);
-            let took = begun.began.elapsed().as_nanos() as u64;
-            smoothed.store(old - old / 8 + took / 8, Ordering::Relaxed);
+        if let Some(usual) = usual.filter(|_| request.len < LARGE_BYTES) {
+            usual.store(smoothed(usual.load(Ordering::Relaxed), begun.began.elapsed()), Ordering::Relaxed);
         }
         match outcome {
             Ok((answer, Done { later: Some(later), .. })) => {
@@ -447,7 +574,7 @@ impl<'t> Transmission<'t> {
     }
 
     /// Sends replies, or leaves them to the thread that is sending.
-    fn send(&self, replies: &mut Replies) {
+    pub(super) fn send(&self, replies: &mut Replies) {
         if replies.is_empty() {
             // What was written is the store's by now, what was read waits with its answer.
             return self.release(std::mem::take(&mut replies.held));
@@ -596,7 +723,7 @@ impl<'t> Transmission<'t> {
 }
 
 /// Bytes of memory that are held for a request which is carried out without the lead, until its answer is sent.
-fn payload_held(request: &Request) -> usize {
+pub(super) fn payload_held(request: &Request) -> usize {
     let carries = matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX;
     if carries { request.len as usize } else { 0 }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::Completion;
-use esker_volume::{Chunk, Durability, Error, Image, Snapshot, Volumes};
+use esker_volume::{Chunk, Durability, Error, Image, Ranges, Snapshot, Volumes};
 
 use crate::nbd::attach::{Attached, Attachments, Locking};
 use crate::nbd::export::{BlockSizes, Done, Export, Exports, Extent, Fault, OpenError, Outcome, Piece};
@@ -132,6 +132,10 @@ impl Export for Disk {
 
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>> {
         outcome(self.attached.image.read(offset, len.into()).map_err(not_growing)?, pieces)
+    }
+
+    fn bring(&self, ranges: &mut dyn Ranges) -> bool {
+        self.attached.image.bring(ranges)
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
