@@ -161,6 +161,7 @@ impl<V: Copy> Page<V> {
         let head = head_of(tail);
         let at = self.heads_below(head);
         match self.heads.get(at) {
+            Some(have) if *have == head && self.key(at) == key => Ok(at),
             Some(have) if *have == head => self.search_equal_heads(at, head, key),
             _ => Err(at),
         }
