@@ -56,6 +56,24 @@ impl Entry {
     }
 }
 
+/// An entry that is looked at where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen<'a> {
+    /// The value.
+    pub value: &'a [u8],
+    /// From this unix millisecond on it is gone; `None` keeps it.
+    pub expires_ms: Option<u64>,
+    /// Its tag.
+    pub tag: u8,
+}
+
+impl Seen<'_> {
+    /// The entry, which shares what it was seen in.
+    pub(crate) fn of(stored: &Bytes, seen: Seen<'_>) -> Entry {
+        Entry { value: stored.slice_ref(seen.value), expires_ms: seen.expires_ms, tag: seen.tag }
+    }
+}
+
 /// Header and value in one buffer.
 pub(crate) fn encode(value: &[u8], expires_ms: Option<u64>, tag: u8) -> Result<Bytes> {
     check_value(value)?;
@@ -93,19 +111,25 @@ pub(crate) fn decode(stored: &Bytes) -> Result<Entry> {
 
 /// As [`decode`], and cheaper: the header is cut off without another reference to the buffer.
 pub(crate) fn decode_owned(mut stored: Bytes) -> Result<Entry> {
+    let Seen { value, expires_ms, tag } = peek(&stored)?;
+    let header_len = stored.len() - value.len();
+    stored.advance(header_len);
+    Ok(Entry { value: stored, expires_ms, tag })
+}
+
+/// The entry where it stands, expired or not.
+pub(crate) fn peek(stored: &[u8]) -> Result<Seen<'_>> {
     let bad = |what: &str| Error::Corrupt { offset: 0, what: format!("key-value entry header: {what}") };
-    let flags = *stored.first().ok_or_else(|| bad("empty"))?;
+    let (flags, rest) = stored.split_first().ok_or_else(|| bad("empty"))?;
     if flags & UNKNOWN != 0 {
         return Err(bad(&format!("unknown flags {flags:#04x}")));
     }
     let tag = flags >> 4;
     if flags & HAS_EXPIRY == 0 {
-        stored.advance(1);
-        return Ok(Entry { value: stored, expires_ms: None, tag });
+        return Ok(Seen { value: rest, expires_ms: None, tag });
     }
-    let at = stored.get(1..9).and_then(|at| at.try_into().ok()).ok_or_else(|| bad("cut off in the expiry"))?;
-    stored.advance(9);
-    Ok(Entry { value: stored, expires_ms: Some(u64::from_le_bytes(at)), tag })
+    let (at, value) = rest.split_first_chunk().ok_or_else(|| bad("cut off in the expiry"))?;
+    Ok(Seen { value, expires_ms: Some(u64::from_le_bytes(*at)), tag })
 }
 
 #[cfg(test)]

@@ -1,98 +1,144 @@
-//! A map of keys for what is mostly few: sorted in place, without memory of its own for the first.
+//! A map of keys for what is mostly few: searched by a tag of each key, without memory of its own for the first.
 //!
-//! up to [`FEW_MAX`] keys → a sorted list, the first [`INLINE`] of them in place;   more → a tree
+//! up to [`FEW_MAX`] keys → a list in the order of their coming, the first [`INLINE`] of them in place, and a list of
+//! their tags;   more → the same list, and a tree that says where each key stands
+//!
+//! A place in the list is good until [`Few::take`].
 //!
 //! Invariants:
-//! 1. One of the two holds all keys, and the other none.
-//! 2. Keys come in their order.
+//! 1. A key stands in the list once, and never moves there.
+//! 2. Up to [`FEW_MAX`] keys there are as many tags, in the order of the list, and no tree; above there are no tags,
+//!    and the tree has all keys.
 
 use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::locks::spread;
 use crate::{Key, OwnedKey};
 
 /// Keys that need no memory beside the map.
-const INLINE: usize = 2;
-/// Keys of a list: up to so many, moving them costs less than a tree.
-const FEW_MAX: usize = 16;
+const INLINE: usize = 1;
+/// Keys that are found by passing tags: up to so many that costs less than a tree.
+const FEW_MAX: usize = 128;
+/// Tags that need no memory beside the map.
+const TAGS: usize = 16;
+/// Keys that there is room for once more than [`INLINE`] came.
+const ROOM: usize = 16;
 
 /// A map from keys to `V`.
 pub(crate) struct Few<V> {
+    tags: SmallVec<[u32; TAGS]>,
     list: SmallVec<[(OwnedKey, V); INLINE]>,
-    tree: BTreeMap<OwnedKey, V>,
+    tree: BTreeMap<OwnedKey, usize>,
+    /// Where the key stands that was found last: it is often asked for again.
+    last: usize,
+}
+
+/// Keys of other tags are other keys.
+fn tag_of(key: Key<'_>) -> u32 {
+    (spread(0, key) >> 32) as u32
 }
 
 impl<V> Few<V> {
     pub(crate) fn new() -> Self {
-        Self { list: SmallVec::new(), tree: BTreeMap::new() }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.list.is_empty() && self.tree.is_empty()
+        Self { tags: SmallVec::new(), list: SmallVec::new(), tree: BTreeMap::new(), last: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.list.len() + self.tree.len()
+        self.list.len()
     }
 
-    fn place(&self, key: Key<'_>) -> Result<usize, usize> {
-        self.list.binary_search_by(|(own, _)| own.as_key().cmp(&key))
+    fn is_at(&self, at: usize, key: Key<'_>) -> bool {
+        self.list.get(at).is_some_and(|(own, _)| own.as_key() == key)
+    }
+
+    fn find_tag(&self, key: Key<'_>, tag: u32) -> Option<usize> {
+        let mut tags = self.tags.iter().enumerate().filter(|(_, own)| **own == tag);
+        tags.find(|(at, _)| self.is_at(*at, key)).map(|(at, _)| at)
+    }
+
+    /// Where a key stands.
+    pub(crate) fn find(&self, key: Key<'_>) -> Option<usize> {
+        if self.is_at(self.last, key) {
+            return Some(self.last);
+        }
+        if self.tree.is_empty() { self.find_tag(key, tag_of(key)) } else { self.tree.get(&key.to_owned_key()).copied() }
     }
 
     pub(crate) fn get(&self, key: Key<'_>) -> Option<&V> {
-        if self.tree.is_empty() {
-            return self.place(key).ok().map(|at| &self.list[at].1);
+        self.find(key).map(|at| &self.list[at].1)
+    }
+
+    /// Where a key stands, with the default if it was not there.
+    pub(crate) fn place(&mut self, key: Key<'_>) -> usize
+    where
+        V: Default,
+    {
+        if self.is_at(self.last, key) {
+            return self.last;
         }
-        self.tree.get(&key.to_owned_key())
+        self.last = if self.tree.is_empty() {
+            let tag = tag_of(key);
+            match self.find_tag(key, tag) {
+                Some(at) => at,
+                None => self.push(key, tag),
+            }
+        } else {
+            match self.tree.get(&key.to_owned_key()) {
+                Some(at) => *at,
+                None => self.push(key, 0),
+            }
+        };
+        self.last
     }
 
-    /// What stands under the key, `value` if nothing stood there.
-    pub(crate) fn or_insert(&mut self, key: Key<'_>, value: V) -> &mut V {
-        if self.tree.is_empty() {
-            match self.place(key) {
-                Ok(at) => return &mut self.list[at].1,
-                Err(at) if self.list.len() < FEW_MAX => {
-                    self.list.insert(at, (key.to_owned_key(), value));
-                    return &mut self.list[at].1;
-                }
-                Err(_) => self.tree.extend(self.list.drain(..)),
-            }
+    fn push(&mut self, key: Key<'_>, tag: u32) -> usize
+    where
+        V: Default,
+    {
+        let at = self.list.len();
+        if at == INLINE {
+            self.list.reserve(ROOM);
         }
-        self.tree.entry(key.to_owned_key()).or_insert(value)
-    }
-
-    /// Puts `value` there, over what stood there.
-    pub(crate) fn insert(&mut self, key: Key<'_>, value: V) {
-        match self.place(key) {
-            Ok(at) => self.list[at].1 = value,
-            Err(at) if self.tree.is_empty() && self.list.len() < FEW_MAX => {
-                self.list.insert(at, (key.to_owned_key(), value));
-            }
-            Err(_) => {
-                self.tree.extend(self.list.drain(..));
-                self.tree.insert(key.to_owned_key(), value);
-            }
+        if at == FEW_MAX {
+            self.tags.clear();
+            self.tree.extend(self.list.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)));
         }
+        self.list.push((key.to_owned_key(), V::default()));
+        if at < FEW_MAX {
+            self.tags.push(tag);
+        } else {
+            self.tree.insert(self.list[at].0.clone(), at);
+        }
+        at
     }
 
-    pub(crate) fn retain(&mut self, keep: impl Fn(&OwnedKey) -> bool) {
-        self.list.retain(|(key, _)| keep(key));
-        self.tree.retain(|key, _| keep(key));
+    /// What stands at a place.
+    pub(crate) fn at(&self, at: usize) -> &V {
+        &self.list[at].1
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.list.clear();
-        self.tree.clear();
+    /// What stands at a place.
+    pub(crate) fn at_mut(&mut self, at: usize) -> &mut V {
+        &mut self.list[at].1
     }
 
+    /// All, in the order of their coming.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&OwnedKey, &V)> {
-        self.list.iter().map(|(key, value)| (key, value)).chain(&self.tree)
+        self.list.iter().map(|(key, value)| (key, value))
     }
 
-    /// Takes all out.
+    /// All, in the order of their coming.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&OwnedKey, &mut V)> {
+        self.list.iter_mut().map(|(key, value)| (&*key, value))
+    }
+
+    /// Takes all out, in the order of their coming.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (OwnedKey, V)> + use<V> {
-        std::mem::take(&mut self.list).into_iter().chain(std::mem::take(&mut self.tree))
+        self.tags.clear();
+        self.tree.clear();
+        std::mem::take(&mut self.list).into_iter()
     }
 }
 
@@ -102,29 +148,50 @@ mod tests {
 
     #[test]
     fn it_holds_what_a_tree_holds_however_many_there_are() {
-        for len in [0, 1, INLINE, INLINE + 1, FEW_MAX, FEW_MAX + 1, 100] {
-            let (mut few, mut tree) = (Few::new(), BTreeMap::new());
+        for len in [0, 1, INLINE + 1, TAGS, TAGS + 1, FEW_MAX, FEW_MAX + 1, 1_000] {
+            let (mut few, mut tree, mut order) = (Few::<u64>::new(), BTreeMap::new(), Vec::new());
             // Each key twice, in no order, of both kinds.
             for step in 0..2 * len as u64 {
                 let int = step * 7919 % len as u64;
                 let text = int.to_string();
                 let key = if int.is_multiple_of(2) { Key::Int(int) } else { Key::from(text.as_str()) };
                 assert_eq!(few.get(key), tree.get(&key.to_owned_key()), "{len} keys, step {step}");
-                if step % 3 == 0 {
-                    assert_eq!(few.or_insert(key, step), tree.entry(key.to_owned_key()).or_insert(step));
-                } else {
-                    few.insert(key, step);
-                    tree.insert(key.to_owned_key(), step);
+                if few.find(key).is_none() {
+                    order.push(key.to_owned_key());
                 }
-                assert!(few.list.is_empty() || few.tree.is_empty());
+                let at = few.place(key);
+                assert_eq!((few.place(key), few.find(key)), (at, Some(at)), "{len} keys, step {step}");
+                let expected = tree.entry(key.to_owned_key()).or_default();
+                assert_eq!(few.at(at), expected);
+                (*few.at_mut(at), *expected) = (step, step);
+                assert_eq!(
+                    (few.tags.len(), few.tree.len()),
+                    if few.len() > FEW_MAX { (0, few.len()) } else { (few.len(), 0) }
+                );
             }
-            assert_eq!(few.is_empty(), tree.is_empty());
-            assert!(few.iter().eq(&tree), "{len} keys");
-            let keep = |key: &OwnedKey| key.as_int().is_some();
-            few.retain(keep);
-            tree.retain(|key, _| keep(key));
-            assert!(few.take().eq(tree), "{len} keys");
-            assert!(few.is_empty());
+            assert_eq!(few.len(), tree.len());
+            few.iter_mut().chain(&mut tree).for_each(|(_, value)| *value += 1);
+            assert!(few.iter().map(|(key, _)| key).eq(&order), "{len} keys");
+            assert!(few.iter().collect::<BTreeMap<_, _>>().into_iter().eq(&tree), "{len} keys");
+            assert!(few.take().collect::<BTreeMap<_, _>>().into_iter().eq(tree), "{len} keys");
+            assert_eq!((few.len(), few.get(Key::Int(0))), (0, None));
         }
+    }
+
+    #[test]
+    fn keys_of_one_tag_are_told_apart() {
+        // What the second word adds takes back what the first word was: all of the hash is the same.
+        let of_first = |first: u64| spread(0, Key::Int(first)).rotate_left(5);
+        let text = |first: u64, second: u64| [first.to_le_bytes(), second.to_le_bytes()].concat();
+        let (one, other) = (text(1, 7), text(2, 7 ^ of_first(1) ^ of_first(2)));
+        let (one, other) = (Key::Bytes(&one), Key::Bytes(&other));
+        assert_eq!(tag_of(one), tag_of(other));
+        let mut few = Few::<u64>::new();
+        let at = few.place(one);
+        *few.at_mut(at) = 1;
+        assert_eq!(few.get(other), None);
+        let at = few.place(other);
+        *few.at_mut(at) = 2;
+        assert_eq!((few.get(one), few.get(other)), (Some(&1), Some(&2)));
     }
 }

@@ -57,7 +57,7 @@ mod submit;
 mod txn;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use entry::{Entry, TAG_MAX, VALUE_BYTES_MAX};
+pub use entry::{Entry, Seen, TAG_MAX, VALUE_BYTES_MAX};
 pub use error::{ACROSS_PARTITIONS, Error, Result};
 pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};

@@ -3,7 +3,8 @@
 //! one key or several → gate shared → stripes in rising order;   everything → gate exclusive, no stripes
 //!
 //! Invariants:
-//! 1. Gate before stripes, stripes in rising order, each once: no deadlock.
+//! 1. Gate before stripes, stripes in rising order, each once: no deadlock. A transaction that comes to more keys only
+//!    tries their stripes.
 //! 2. The gate is [`GATES`] locks: sharing it takes one, chosen by the key, so that writers on different cores
 //!    do not fight over one cache line; excluding takes all, in rising order.
 //! 3. No lock is held while its holder waits for durability.
@@ -34,11 +35,10 @@ pub(crate) struct HeldOne<'a> {
     _gate: RwLockReadGuard<'a, ()>,
 }
 
-/// What a transaction over several keys, or over everything, holds. Never read: dropping it unlocks.
-#[expect(dead_code, reason = "guards are held for their drop")]
+/// What a transaction over several keys, or over everything, holds. Dropping it unlocks.
 pub(crate) enum Held<'a> {
-    Keys(HeldStripes<'a>, RwLockReadGuard<'a, ()>),
-    All(SmallVec<[RwLockWriteGuard<'a, ()>; GATES]>),
+    Keys(HeldStripes<'a>, #[expect(dead_code, reason = "it is held for its drop")] RwLockReadGuard<'a, ()>),
+    All(#[expect(dead_code, reason = "they are held for their drop")] SmallVec<[RwLockWriteGuard<'a, ()>; GATES]>),
 }
 
 impl Locks {
@@ -54,7 +54,20 @@ impl Locks {
     pub(crate) fn many(&self, stripes: impl Iterator<Item = usize>) -> Held<'_> {
         let stripes: SmallVec<[usize; 8]> = stripes.collect();
         let gate = self.gates[stripes.iter().min().map_or(0, |stripe| stripe % GATES)].0.read();
-        Held::Keys(self.stripes.many(stripes), gate)
+        let held = match stripes[..] {
+            [stripe] => self.stripes.one(stripe),
+            _ => self.stripes.many(stripes),
+        };
+        Held::Keys(held, gate)
+    }
+
+    /// Has `held` hold these stripes as well, if no other does: nothing is waited for. False: another holds one of
+    /// them; those before it may be held by now.
+    pub(crate) fn try_more<'a>(&'a self, held: &mut Held<'a>, mut stripes: impl Iterator<Item = usize>) -> bool {
+        match held {
+            Held::Keys(held, _) => stripes.all(|stripe| self.stripes.try_more(held, stripe)),
+            Held::All(_) => true,
+        }
     }
 
     /// As [`Locks::many`], if nothing of it is held by others.
@@ -71,6 +84,11 @@ impl Locks {
 
 /// The stripe of a key in the namespace with this seed.
 pub(crate) fn stripe_of(seed: u64, key: Key<'_>) -> usize {
+    (spread(seed, key) >> (64 - STRIPES.ilog2())) as usize
+}
+
+/// A hash of a key, whose upper bits spread. It resists no stranger who looks for keys that meet.
+pub(crate) fn spread(seed: u64, key: Key<'_>) -> u64 {
     // Multiply and rotate, as in FxHash: it only has to spread, an unlucky pair merely waits for each other.
     const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
     let mut hash = seed;
@@ -88,7 +106,7 @@ pub(crate) fn stripe_of(seed: u64, key: Key<'_>) -> usize {
             mix(key.len() as u64);
         }
     }
-    (hash >> (64 - STRIPES.ilog2())) as usize
+    hash
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use esker_store::{
 use smallvec::SmallVec;
 
 use crate::catalogue;
-use crate::entry::{Entry, decode, decode_owned, encode};
+use crate::entry::{Entry, Seen, decode, encode, peek};
 use crate::few::Few;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
@@ -55,21 +55,31 @@ pub struct Txn<'a> {
     /// What it would have waited for.
     awaited: Option<Completion<()>>,
     when_busy: WhenBusy,
+    /// Of values that were written.
+    bytes: usize,
     held: Held<'a>,
 }
 
 /// What was read of one namespace, and what is to become of it.
 struct Part {
     namespace: Namespace,
-    /// The keys that were read, each with what the store held when it was first read.
-    found: Few<Option<Bytes>>,
+    /// The keys that were read or written.
+    keys: Few<Known>,
     cleared: bool,
     ranges: Vec<Bounds>,
-    entries: Few<Option<Written>>,
     /// Entries that were moved into the transaction.
     wrote: usize,
     /// Expiries met while reading, whose index keys need not outlive their entries.
     seen: Vec<(OwnedKey, u64)>,
+}
+
+/// What is known of a key.
+#[derive(Default)]
+struct Known {
+    /// What the store held when it was first read, if it was.
+    found: Option<Option<Bytes>>,
+    /// What is to become of it, if it is written: `None` removes it.
+    own: Option<Option<Written>>,
 }
 
 /// An entry as it will be stored.
@@ -84,27 +94,55 @@ impl Written {
     }
 }
 
-/// What the own writes say about a key.
-enum Own {
-    Entry(Entry),
-    Removed,
+/// What is known of a key, as the transaction left it.
+enum Stands<'p> {
+    /// This is written, or was found; its time may have come.
+    Entry(&'p Bytes),
     Nothing,
+    /// It was not read yet.
+    Unknown,
 }
 
 impl Part {
     fn new(namespace: &Namespace) -> Self {
-        let (found, entries) = (Few::new(), Few::new());
-        let (cleared, ranges, wrote, seen) = (false, Vec::new(), 0, Vec::new());
-        Self { namespace: namespace.clone(), found, cleared, ranges, entries, wrote, seen }
+        let (keys, cleared, ranges, wrote, seen) = (Few::new(), false, Vec::new(), 0, Vec::new());
+        Self { namespace: namespace.clone(), keys, cleared, ranges, wrote, seen }
     }
 
-    fn own(&self, key: Key<'_>) -> StoreResult<Own> {
-        Ok(match self.entries.get(key) {
-            Some(Some(written)) => Own::Entry(decode(&written.stored)?),
-            Some(None) => Own::Removed,
-            None if self.cleared || !self.ranges.is_empty() && self.hides(&key.to_owned_key()) => Own::Removed,
-            None => Own::Nothing,
-        })
+    /// What is known of the key at this place.
+    fn stands(&self, at: usize, key: Key<'_>) -> Stands<'_> {
+        let stored = match self.keys.at(at) {
+            Known { own: Some(own), .. } => own.as_ref().map(|own| &own.stored),
+            _ if self.may_hide() && self.hides(&key.to_owned_key()) => None,
+            Known { found: Some(found), .. } => found.as_ref(),
+            _ => return Stands::Unknown,
+        };
+        stored.map_or(Stands::Nothing, Stands::Entry)
+    }
+
+    /// Remembers what the store holds under the key at this place, and an expiry that it has.
+    fn note(&mut self, at: usize, key: Key<'_>, stored: Option<Bytes>) -> StoreResult<()> {
+        let expires_ms = stored.as_deref().map(peek).transpose()?.and_then(|seen| seen.expires_ms);
+        self.seen.extend(expires_ms.map(|at| (key.to_owned_key(), at)));
+        // What was found first counts, since that is what is guarded.
+        self.keys.at_mut(at).found.get_or_insert(stored);
+        Ok(())
+    }
+
+    /// Writes over what stands under a key.
+    fn set(&mut self, key: Key<'_>, own: Option<Written>) {
+        let at = self.keys.place(key);
+        self.keys.at_mut(at).own = Some(own);
+    }
+
+    /// Whether it was written to the key, or the key was removed.
+    fn has_written(&self, key: Key<'_>) -> bool {
+        self.keys.get(key).is_some_and(|known| known.own.is_some())
+            || self.may_hide() && self.hides(&key.to_owned_key())
+    }
+
+    fn may_hide(&self) -> bool {
+        self.cleared || !self.ranges.is_empty()
     }
 
     /// Whether what the store holds under this key is removed by a clear or a range.
@@ -114,7 +152,17 @@ impl Part {
 
     /// Whether nothing is written.
     fn is_read_only(&self) -> bool {
-        !self.cleared && self.ranges.is_empty() && self.entries.is_empty()
+        !self.cleared && self.ranges.is_empty() && self.written().next().is_none()
+    }
+
+    /// What is written, in no order.
+    fn written(&self) -> impl Iterator<Item = (&OwnedKey, &Option<Written>)> {
+        self.keys.iter().filter_map(|(key, known)| Some((key, known.own.as_ref()?)))
+    }
+
+    /// Forgets what is written under keys that `of` names.
+    fn forget(&mut self, of: impl Fn(&OwnedKey) -> bool) {
+        self.keys.iter_mut().filter(|(key, _)| of(key)).for_each(|(_, known)| known.own = None);
     }
 
     /// Whether nothing is written that would have to go with a clear. To be asked once what was written is moved.
@@ -124,10 +172,10 @@ impl Part {
 
     /// Whether entries are written.
     fn adds(&self) -> bool {
-        self.entries.iter().any(|(_, written)| written.is_some())
+        self.written().any(|(_, written)| written.is_some())
     }
 
-    /// Moves what was written into a transaction.
+    /// Moves what was read, as guards, and what was written into a transaction.
     fn push(&mut self, txn: &mut Transaction, barrier: &mut Option<Barrier>) -> StoreResult<()> {
         let placement = self.namespace.placement();
         if self.cleared {
@@ -148,16 +196,20 @@ impl Part {
             }
         }
         for (key, at) in &self.seen {
-            let new = self.entries.get(key.as_key());
+            let new = self.keys.get(key.as_key()).and_then(|known| known.own.as_ref());
             if new.is_some_and(|new| new.as_ref().and_then(|new| new.expires_ms) != Some(*at)) {
                 placement.index_remove(txn, key.as_key(), *at);
             }
         }
-        self.wrote = self.entries.len();
-        for (key, written) in self.entries.take() {
-            match written {
-                None => placement.remove(txn, key),
-                Some(Written { stored, expires_ms }) => {
+        for (key, Known { found, own }) in self.keys.take() {
+            if let Some(found) = found {
+                placement.guard(txn, key.clone(), found);
+            }
+            self.wrote += usize::from(own.is_some());
+            match own {
+                None => {}
+                Some(None) => placement.remove(txn, key),
+                Some(Some(Written { stored, expires_ms })) => {
                     if let Some(at) = expires_ms {
                         placement.index_set(txn, key.as_key(), at);
                     }
@@ -197,8 +249,25 @@ impl<'a> Txn<'a> {
     pub(crate) fn new(shared: &'a Shared, held: Held<'a>) -> Self {
         let (now_ms, barrier, parts) = (Cell::new(None), RefCell::new(None), Vec::new());
         let (failed, gives_back, runs_once, hurries, awaited) = (None, false, false, false, None);
-        let when_busy = WhenBusy::Wait;
-        Self { shared, now_ms, parts, barrier, failed, gives_back, runs_once, hurries, awaited, when_busy, held }
+        let (when_busy, bytes) = (WhenBusy::Wait, 0);
+        Self { shared, now_ms, parts, barrier, failed, gives_back, runs_once, hurries, awaited, when_busy, bytes, held }
+    }
+
+    /// Holds the stripes of these keys as well, as [`Kv::begin`](crate::Kv::begin) does, if no other holds them:
+    /// nothing is waited for. False: another holds one of them.
+    pub fn try_hold(&mut self, keys: &[(&Namespace, Key<'_>)]) -> bool {
+        let stripes = keys.iter().map(|(namespace, key)| namespace.stripe(*key));
+        self.shared.locks.try_more(&mut self.held, stripes)
+    }
+
+    /// Bytes of the values that were written so far, with those that were written over since.
+    pub fn written_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a write could not be, so that [`Txn::commit`] will fail.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -248,18 +317,19 @@ impl<'a> Txn<'a> {
     }
 
     fn part(&mut self, namespace: &Namespace) -> &mut Part {
-        let at = self.parts.iter().position(|part| part.namespace.is(namespace)).unwrap_or_else(|| {
+        let at = self.part_at(namespace);
+        &mut self.parts[at]
+    }
+
+    /// Where the part of a namespace stands, which is made if there is none.
+    fn part_at(&mut self, namespace: &Namespace) -> usize {
+        self.parts.iter().position(|part| part.namespace.is(namespace)).unwrap_or_else(|| {
             if self.parts.is_empty() {
                 self.parts.reserve_exact(NAMESPACES);
             }
             self.parts.push(Part::new(namespace));
             self.parts.len() - 1
-        });
-        &mut self.parts[at]
-    }
-
-    fn own(&self, namespace: &Namespace, key: Key<'_>) -> StoreResult<Own> {
-        self.part_of(namespace).map_or(Ok(Own::Nothing), |part| part.own(key))
+        })
     }
 
     fn behind(&self, barrier: Option<Barrier>) {
@@ -268,34 +338,56 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// The entry if it is live; remembers what was found, and an expiry that it has.
-    fn live(&mut self, namespace: &Namespace, key: Key<'_>, stored: Option<Bytes>) -> Result<Option<Entry>> {
-        let part = self.part(namespace);
-        // What was found first counts, since that is what is guarded: in between it may have been something else.
-        let Some(stored) = part.found.or_insert(key, stored).clone() else { return Ok(None) };
-        let entry = decode_owned(stored)?;
-        let Some(at) = entry.expires_ms else { return Ok(Some(entry)) };
-        part.seen.push((key.to_owned_key(), at));
-        Ok(if at <= self.now_ms() { None } else { Some(entry) })
+    /// Reads a key that is not known yet, and says in which part and at what place it stands.
+    fn read(&mut self, namespace: &Namespace, key: Key<'_>) -> Result<(usize, usize)> {
+        namespace.check_key(key)?;
+        let of = self.part_at(namespace);
+        let part = &mut self.parts[of];
+        let at = part.keys.place(key);
+        if let Stands::Unknown = part.stands(at, key) {
+            let stored = self.here(namespace.placement().get(namespace.store(), key))?;
+            self.parts[of].note(at, key, stored)?;
+        }
+        Ok((of, at))
     }
 
-    /// The entry of a key, as this transaction left it; `None` if absent or expired.
+    /// What stands at a place, if it is live.
+    fn live<T>(
+        &self,
+        (of, at): (usize, usize),
+        key: Key<'_>,
+        take: impl FnOnce(&Bytes, Seen<'_>) -> T,
+    ) -> Result<Option<T>> {
+        let Stands::Entry(stored) = self.parts[of].stands(at, key) else { return Ok(None) };
+        let seen = peek(stored)?;
+        let is_live = seen.expires_ms.is_none_or(|at| at > self.now_ms());
+        Ok(is_live.then(|| take(stored, seen)))
+    }
+
+    /// The entry of a key, as this transaction left it; `None` if absent or expired. A key that was read before is not
+    /// read again: it is guarded.
     ///
     /// # Errors
     /// The store's; `TooLarge` or `Invalid` for a key that the namespace cannot hold.
     pub fn get<'k>(&mut self, namespace: &Namespace, key: impl Into<Key<'k>>) -> Result<Option<Entry>> {
         let key = key.into();
-        namespace.check_key(key)?;
-        match self.own(namespace, key)? {
-            Own::Entry(entry) => {
-                Ok(if entry.expires_ms.is_some_and(|at| at <= self.now_ms()) { None } else { Some(entry) })
-            }
-            Own::Removed => Ok(None),
-            Own::Nothing => {
-                let stored = self.here(namespace.placement().get(namespace.store(), key))?;
-                self.live(namespace, key, stored)
-            }
-        }
+        let place = self.read(namespace, key)?;
+        self.live(place, key, Seen::of)
+    }
+
+    /// As [`Txn::get`], where a look at the entry is enough: nothing is copied.
+    ///
+    /// # Errors
+    /// Those of [`Txn::get`].
+    pub fn look<'k, T>(
+        &mut self,
+        namespace: &Namespace,
+        key: impl Into<Key<'k>>,
+        look: impl FnOnce(Seen<'_>) -> T,
+    ) -> Result<Option<T>> {
+        let key = key.into();
+        let place = self.read(namespace, key)?;
+        self.live(place, key, |_, seen| look(seen))
     }
 
     /// Whether this transaction has written or removed the key: what [`Txn::get`] says of it is not stored yet.
@@ -303,7 +395,7 @@ impl<'a> Txn<'a> {
     /// # Errors
     /// The store's.
     pub fn has_written<'k>(&self, namespace: &Namespace, key: impl Into<Key<'k>>) -> Result<bool> {
-        Ok(!matches!(self.own(namespace, key.into())?, Own::Nothing))
+        Ok(self.part_of(namespace).is_some_and(|part| part.has_written(key.into())))
     }
 
     /// The entries of several keys, in their order; with at most
@@ -315,25 +407,19 @@ impl<'a> Txn<'a> {
         for key in keys {
             namespace.check_key(*key)?;
         }
-        let mut found = vec![None; keys.len()];
-        let (mut places, mut wanted) = (Vec::new(), Vec::new());
-        for (at, key) in keys.iter().enumerate() {
-            match self.own(namespace, *key)? {
-                Own::Entry(entry) => found[at] = Some(entry).filter(|entry| !entry.is_expired(self.now_ms())),
-                Own::Removed => {}
-                Own::Nothing => {
-                    places.push(at);
-                    wanted.push(*key);
-                }
-            }
-        }
+        let of = self.part_at(namespace);
+        let part = &mut self.parts[of];
+        let places: Vec<usize> = keys.iter().map(|key| part.keys.place(*key)).collect();
+        let all = || places.iter().zip(keys);
+        let unknown = |(at, key): &(&usize, &Key<'_>)| matches!(part.stands(**at, **key), Stands::Unknown);
+        let wanted: Vec<(usize, Key<'_>)> = all().filter(unknown).map(|(at, key)| (*at, *key)).collect();
         if !wanted.is_empty() {
-            let stored = self.here(namespace.get_stored(&wanted))?;
-            for ((at, key), stored) in places.into_iter().zip(wanted).zip(stored) {
-                found[at] = self.live(namespace, key, stored)?;
+            let stored = self.here(namespace.get_stored(&wanted.iter().map(|(_, key)| *key).collect::<Vec<_>>()))?;
+            for ((at, key), stored) in wanted.into_iter().zip(stored) {
+                self.parts[of].note(at, key, stored)?;
             }
         }
-        Ok(found)
+        places.iter().zip(keys).map(|(at, key)| self.live((of, *at), *key, Seen::of)).collect()
     }
 
     /// Says that space is given back by it, or because of it: see
@@ -369,7 +455,10 @@ impl<'a> Txn<'a> {
     ) {
         let key = key.into();
         match namespace.check_key(key).and_then(|()| encode(value, expires_ms, tag)) {
-            Ok(stored) => self.part(namespace).entries.insert(key, Some(Written { stored, expires_ms })),
+            Ok(stored) => {
+                self.bytes += stored.len();
+                self.part(namespace).set(key, Some(Written { stored, expires_ms }));
+            }
             Err(error) => self.fail(error),
         }
     }
@@ -378,7 +467,7 @@ impl<'a> Txn<'a> {
     pub fn remove<'k>(&mut self, namespace: &Namespace, key: impl Into<Key<'k>>) {
         let key = key.into();
         match namespace.check_key(key) {
-            Ok(()) => self.part(namespace).entries.insert(key, None),
+            Ok(()) => self.part(namespace).set(key, None),
             Err(error) => self.fail(error),
         }
     }
@@ -393,7 +482,7 @@ impl<'a> Txn<'a> {
         }
         let range = Bounds::Bytes { start: Bytes::copy_from_slice(prefix), end: prefix_end(prefix) };
         let part = self.part(namespace);
-        part.entries.retain(|key| !range.contains(key));
+        part.forget(|key| range.contains(key));
         if !part.cleared {
             part.ranges.push(range);
         }
@@ -409,7 +498,7 @@ impl<'a> Txn<'a> {
         let part = self.part(namespace);
         part.cleared = true;
         part.ranges.clear();
-        part.entries.clear();
+        part.forget(|_| true);
         part.seen.clear();
     }
 
@@ -422,8 +511,9 @@ impl<'a> Txn<'a> {
         let now_ms = self.now_ms();
         let bounds = Bounds::of(namespace, scan)?;
         let part = self.part_of(namespace);
-        let own = part.into_iter().flat_map(|part| part.entries.iter());
+        let own = part.into_iter().flat_map(Part::written);
         let mut own: VecDeque<(&OwnedKey, &Option<Written>)> = own.filter(|(key, _)| bounds.contains(key)).collect();
+        own.make_contiguous().sort_unstable_by_key(|(key, _)| *key);
         if scan.reverse {
             own.make_contiguous().reverse();
         }
@@ -505,7 +595,7 @@ impl<'a> Txn<'a> {
                 len -= page.iter().filter(|(key, _)| !earlier(key)).count() as u64;
             }
         }
-        for (key, written) in part.entries.iter() {
+        for (key, written) in part.written() {
             let before = if part.hides(key) {
                 false
             } else {
@@ -563,12 +653,9 @@ impl<'a> Txn<'a> {
         (txn.gives_back, txn.when_busy) = (self.gives_back, self.when_busy);
         let adding: SmallVec<[bool; NAMESPACES]> = self.parts.iter().map(Part::adds).collect();
         // And one for the object of each namespace.
-        txn.guards.reserve_exact(self.parts.iter().map(|part| part.found.len() + 1).sum());
-        for part in &mut self.parts {
-            for (key, found) in part.found.take() {
-                part.namespace.placement().guard(&mut txn, key, found);
-            }
-        }
+        let keys = self.parts.iter().map(|part| part.keys.len() + 1).sum();
+        txn.guards.reserve_exact(keys);
+        txn.ops.reserve(keys);
         for part in &mut self.parts {
             if let Err(error) = part.push(&mut txn, &mut barrier) {
                 return Completion::after(Err(error), barrier);

@@ -4,7 +4,8 @@
 //! hash → stripe → held until dropped; several → in rising order, each once
 //!
 //! Invariants:
-//! 1. Stripes are taken in rising order, each once: no deadlock among those who take all of theirs at once.
+//! 1. Stripes are taken in rising order, each once: no deadlock among those who take all of theirs at once. One that is
+//!    only tried may come in any order.
 //! 2. They are an optimisation: what is read and then written stands under guards, whatever other processes do.
 //! 3. No stripe is held while its holder waits for durability.
 
@@ -24,7 +25,7 @@ pub struct Stripes {
 /// One that is held, or several. Dropping it lets them go.
 #[must_use = "what is dropped is not held"]
 pub struct Held<'a> {
-    _lines: SmallVec<[MutexGuard<'a, ()>; 2]>,
+    lines: SmallVec<[(usize, MutexGuard<'a, ()>); 2]>,
 }
 
 impl Stripes {
@@ -40,9 +41,9 @@ impl Stripes {
 
     /// Holds one stripe.
     pub fn one(&self, stripe: usize) -> Held<'_> {
-        let mut held = SmallVec::new();
-        held.push(self.lines[stripe].0.lock());
-        Held { _lines: held }
+        let mut lines = SmallVec::new();
+        lines.push((stripe, self.lines[stripe].0.lock()));
+        Held { lines }
     }
 
     /// Holds several, in any order and any number of times.
@@ -50,7 +51,7 @@ impl Stripes {
         let mut stripes: SmallVec<[usize; 8]> = stripes.into_iter().collect();
         stripes.sort_unstable();
         stripes.dedup();
-        Held { _lines: stripes.into_iter().map(|stripe| self.lines[stripe].0.lock()).collect() }
+        Held { lines: stripes.into_iter().map(|stripe| (stripe, self.lines[stripe].0.lock())).collect() }
     }
 
     /// Holds several as [`Stripes::many`] does, if others hold none of them; `None`: they do, and none is held.
@@ -58,8 +59,19 @@ impl Stripes {
         let mut stripes: SmallVec<[usize; 8]> = stripes.into_iter().collect();
         stripes.sort_unstable();
         stripes.dedup();
-        let lines = stripes.into_iter().map(|stripe| self.lines[stripe].0.try_lock()).collect::<Option<_>>()?;
-        Some(Held { _lines: lines })
+        let lines = stripes.into_iter().map(|stripe| Some((stripe, self.lines[stripe].0.try_lock()?)));
+        Some(Held { lines: lines.collect::<Option<_>>()? })
+    }
+
+    /// Holds one more, of these stripes, if no other holds it: `held` may have it already. It is never waited for, so
+    /// that it may come in any order. False: another holds it, and `held` has what it had.
+    pub fn try_more<'a>(&'a self, held: &mut Held<'a>, stripe: usize) -> bool {
+        if held.lines.iter().any(|(own, _)| *own == stripe) {
+            return true;
+        }
+        let Some(line) = self.lines[stripe].0.try_lock() else { return false };
+        held.lines.push((stripe, line));
+        true
     }
 }
 
@@ -78,6 +90,20 @@ mod tests {
         assert!(!free(5));
         drop(one);
         assert!((0..8).all(free));
+    }
+
+    #[test]
+    fn more_is_held_in_any_order_and_never_waited_for() {
+        let stripes = Stripes::new(8);
+        let free = |stripe: usize| stripes.lines[stripe].0.try_lock().is_some();
+        let other = stripes.one(2);
+        let mut held = stripes.many([5, 6]);
+        assert!(stripes.try_more(&mut held, 1) && stripes.try_more(&mut held, 5) && stripes.try_more(&mut held, 1));
+        assert!(!stripes.try_more(&mut held, 2));
+        assert_eq!((0..8).filter(|stripe| !free(*stripe)).collect::<Vec<_>>(), [1, 2, 5, 6]);
+        drop(held);
+        assert!(!free(2) && [1, 5, 6].into_iter().all(free));
+        drop(other);
     }
 
     #[test]
