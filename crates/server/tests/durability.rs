@@ -37,6 +37,12 @@ impl Delayed {
         self.mark.advance(self.written.load(Ordering::SeqCst));
     }
 
+    /// Whether a key of database 0 is there, durable or not.
+    fn holds(&self, key: &[u8]) -> bool {
+        let keys = ObjectId::new("kv".into(), "db0/bytes");
+        self.inner.omap_get(&keys, key).wait().unwrap().is_some()
+    }
+
     fn barrier(&self) -> Option<Barrier> {
         let position = self.written.load(Ordering::SeqCst);
         (self.mark.durable() < position).then(|| Barrier::new(&self.mark, position))
@@ -168,9 +174,9 @@ fn one_sync_covers_a_pipeline_of_dependent_commands() {
     );
     assert_eq!(client.reply().unwrap(), b"+PONG\r\n", "what depends on nothing waits for nothing");
     expect_silence(&mut client);
+    // Its last command is run last.
     eventually("all are applied and asked for", || {
-        let written = store.written.load(Ordering::SeqCst);
-        written > commands as u64 && store.mark.wanted() == written
+        store.holds(b"h") && store.mark.wanted() == store.written.load(Ordering::SeqCst)
     });
     store.sync_now();
     for n in 1..=commands {
@@ -247,6 +253,27 @@ fn a_failed_sync_is_an_error_for_everybody_who_waits() {
             assert!(reply.starts_with("-MISCONF") && reply.contains("the device is gone"), "{reply}");
         }
     }
+}
+
+/// Replies of commands that went as one transaction, with others around them: each becomes the error, and no more.
+#[test]
+fn a_failed_sync_is_an_error_for_each_command_of_a_pipeline() {
+    let (store, address, _stop) = start();
+    let mut client = Client::connect(address);
+    let counts = encode(&["INCR", "n"]).repeat(100);
+    let (ping, wrong) = (encode(&["PING"]), encode(&["INCRBY", "n", "x"]));
+    let last = encode(&["HSET", "last", "f", "v"]);
+    client.send(&[ping.clone(), counts.clone(), wrong, ping.clone(), counts, last, ping].concat());
+    assert_eq!(client.reply().unwrap(), b"+PONG\r\n", "what depends on nothing waits for nothing");
+    expect_silence(&mut client);
+    eventually("all are applied", || store.holds(b"last"));
+    store.mark.fail(Error::Stopped { cause: "the device is gone".into() });
+    for nth in 0..204 {
+        let reply = String::from_utf8(client.reply().unwrap()).unwrap();
+        assert!(reply.starts_with("-MISCONF") && reply.contains("the device is gone"), "{nth}: {reply}");
+    }
+    assert!(client.run("GET n").starts_with('-'), "nothing of it is shown");
+    client.check("PING", "+PONG\r\n");
 }
 
 #[test]

@@ -110,8 +110,9 @@ impl LoopCommands {
         }
     }
 
-    /// Counts calls, as many as `calls`, that took so many nanoseconds together. Called by this loop alone.
-    pub(crate) fn count_several(&self, command: usize, ns: u64, calls: u64) {
+    /// Counts calls, as many as `calls`, that took so many nanoseconds together, and of which so many failed. Called by
+    /// this loop alone.
+    pub(crate) fn count_several(&self, command: usize, ns: u64, calls: u64, failed: u64) {
         let counters = self.of(command);
         let each = ns / calls.max(1);
         if counters.max_ns.load(Ordering::Relaxed) < each {
@@ -119,6 +120,9 @@ impl LoopCommands {
         }
         add(&counters.total_ns, ns);
         add(&counters.buckets[bucket_of(each)], calls);
+        if failed > 0 {
+            add(&counters.failed, failed);
+        }
     }
 
     /// Counts a call that was refused before it was run. Called by this loop alone.

@@ -22,6 +22,7 @@ use crate::resp::awaited::{Answered, Awaited};
 use crate::resp::away::{self, Away};
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
+use crate::resp::joint::{self, Ended, Join, Joint};
 use crate::resp::output::{Batch, Output};
 use crate::resp::parse::{Limits, Parser, Step};
 use crate::resp::reply::ReplyWriter;
@@ -344,6 +345,11 @@ impl Connection {
     /// Runs the commands in `bytes`; returns how many bytes they took.
     fn run(&mut self, bytes: &[u8], executor: &mut Executor<'_>) -> usize {
         let shared = executor.shared;
+        let may_join = joint::may_join(shared);
+        // Commands that were run and are not committed.
+        let mut joint = None;
+        // Commands that begin before this place are run alone.
+        let mut alone_to = 0;
         let soft = shared.config.output_bytes_soft;
         let mut limits = Limits {
             arg_bytes_max: shared.settings.arg_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
@@ -355,17 +361,46 @@ impl Connection {
         self.stalled = false;
         executor.observer.begin_batch();
         loop {
-            if self.session.closing {
-                used = bytes.len();
-                break;
-            }
-            if self.output.len() > soft {
-                self.stalled = used < bytes.len();
-                break;
-            }
             let rest = &bytes[used..];
-            match self.parser.next(rest, &limits) {
-                Ok(Step::Incomplete) => break,
+            let stops = self.session.closing || self.output.len() > soft;
+            let step = if stops { Ok(Step::Incomplete) } else { self.parser.next(rest, &limits) };
+            let joined = match step {
+                Ok(Step::Command(len)) if may_join && used >= alone_to => {
+                    self.join(executor, &mut joint, rest, (used, len))
+                }
+                _ => Join::Alone,
+            };
+            match joined {
+                Join::Joined(len) => {
+                    used += len;
+                    continue;
+                }
+                Join::Apart(from) => {
+                    (alone_to, used) = (used + 1, from);
+                    continue;
+                }
+                Join::Full | Join::Alone if joint.is_some() => {
+                    if let Some(from) = self.end_joint(executor, joint.take(), &mut batch) {
+                        (alone_to, used) = (used, from);
+                        // It may be within a command that is not whole.
+                        self.parser = Parser::new();
+                        continue;
+                    }
+                    if matches!(joined, Join::Full) {
+                        continue;
+                    }
+                }
+                Join::Full | Join::Alone => {}
+            }
+            match step {
+                Ok(Step::Incomplete) => {
+                    if self.session.closing {
+                        used = bytes.len();
+                    } else if stops {
+                        self.stalled = used < bytes.len();
+                    }
+                    break;
+                }
                 Ok(Step::Nothing(len)) => used += len,
                 Ok(Step::Command(len)) => {
                     let from = self.output.bytes.len();
@@ -410,6 +445,42 @@ impl Connection {
             self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);
         }
         used
+    }
+
+    /// Runs the command of `len` bytes that `rest` begins with, and which stands at `used`, together with those before
+    /// it, or has it begin such a set where more has arrived behind it.
+    fn join<'e>(
+        &mut self,
+        executor: &mut Executor<'e>,
+        joint: &mut Option<Joint<'e>>,
+        rest: &[u8],
+        (used, len): (usize, usize),
+    ) -> Join {
+        let session = &mut self.session;
+        let goes_on = joint.is_some() || rest.len() > len;
+        if !goes_on || session.stranger.is_some() || !session.renew(executor.shared) {
+            return Join::Alone;
+        }
+        let repeated = self.parser.is_repeated(rest, len);
+        let args = self.parser.args(rest);
+        Joint::join(joint, executor, session, args, (used, len, repeated), &mut self.output.bytes)
+    }
+
+    /// Commits the commands that were joined. `Some`: they are to be run alone, from this place of the input on.
+    fn end_joint<'e>(
+        &mut self,
+        executor: &mut Executor<'e>,
+        joint: Option<Joint<'e>>,
+        batch: &mut Batch,
+    ) -> Option<usize> {
+        match joint?.end(executor, &self.session, &mut self.output.bytes) {
+            Ended::Apart(from) => Some(from),
+            Ended::Replies(from, replies, barrier) => {
+                batch.add(from, barrier);
+                (1..replies).for_each(|_| batch.add(from, None));
+                None
+            }
+        }
     }
 
     /// Sends what may be sent.

@@ -23,5 +23,7 @@ pub(crate) const SWEEPS: u16 = 512;
 /// Takes about a microsecond where its value is short and in memory, and is never begun anew: several that follow one
 /// another in a pipeline are timed together.
 pub(crate) const BRIEF: u16 = 1_024;
+/// Writes keys that it names and no others: with others of its pipeline it goes as one transaction.
+pub(crate) const JOINS: u16 = 4_096;
 /// May wait for the store, though it is run without a transaction around it.
 pub(crate) const ASKS: u16 = 2_048;

@@ -151,12 +151,12 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn decode(entry: &Entry) -> Result<Self> {
+    pub(crate) fn decode(value: &[u8]) -> Result<Self> {
         let corrupt = || esker_store::Error::Corrupt {
             offset: 0,
-            what: format!("head of a hash: {} bytes instead of 16", entry.value.len()),
+            what: format!("head of a hash: {} bytes instead of 16", value.len()),
         };
-        let (words, rest) = entry.value.as_chunks::<8>();
+        let (words, rest) = value.as_chunks::<8>();
         let ([id, fields], []) = (words, rest) else { return Err(corrupt().into()) };
         Ok(Self { id: u64::from_le_bytes(*id), fields: u64::from_le_bytes(*fields) })
     }
@@ -316,6 +316,11 @@ impl Keyspace {
         }
     }
 
+    /// Whether that is known of the key already, so that [`Keyspace::expect_hash`] waits for nothing.
+    pub(crate) fn expects_hash(&self, key: &[u8]) -> bool {
+        self.kinds.expects_hash(key)
+    }
+
     /// To be called before a watcher of the key registers.
     pub(crate) fn expect_watcher(&self, key: &[u8]) {
         let _held = self.blind.write();
@@ -403,6 +408,21 @@ impl Keyspace {
         Ok(())
     }
 
+    /// Writes a string over a string, or over nothing.
+    pub(crate) fn rewrite_string(
+        &self,
+        txn: &mut Txn<'_>,
+        database: &Database,
+        key: &[u8],
+        value: &[u8],
+        expires_ms: Option<u64>,
+    ) {
+        self.watches.touch(database.index, key);
+        self.gate.note_in(database.index, key);
+        let (namespace, key) = database.locate(key);
+        txn.put_value(namespace, key, value, expires_ms, STRING);
+    }
+
     /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
     pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
         debug_assert!(
@@ -420,7 +440,7 @@ impl Keyspace {
         if entry.tag == HASH
             && let Some(at) = entry.expires_ms
         {
-            let head = Head::decode(&entry)?;
+            let head = Head::decode(&entry.value)?;
             txn.put(&database.fields, &database.expiry_key(head, at)[..], Entry::new(Bytes::copy_from_slice(key)));
         }
         self.rewrite(txn, database, key, entry);
@@ -478,7 +498,7 @@ impl Keyspace {
     fn drop_fields(&self, txn: &mut Txn<'_>, database: &Database, old: &Entry) -> Result<()> {
         if old.tag == HASH {
             self.forget_expiry(txn, database, old)?;
-            txn.remove_prefix(&database.fields, &Head::decode(old)?.id.to_be_bytes());
+            txn.remove_prefix(&database.fields, &Head::decode(&old.value)?.id.to_be_bytes());
         }
         Ok(())
     }
@@ -487,7 +507,7 @@ impl Keyspace {
         if old.tag == HASH
             && let Some(at) = old.expires_ms
         {
-            txn.remove(&database.fields, &database.expiry_key(Head::decode(old)?, at)[..]);
+            txn.remove(&database.fields, &database.expiry_key(Head::decode(&old.value)?, at)[..]);
         }
         Ok(())
     }
@@ -596,8 +616,8 @@ mod tests {
         let head = Head { id: 1 << 40 | 1, fields: 2 };
         let entry = head.entry(Some(7));
         assert_eq!(&entry.value[..], b"\x01\0\0\0\0\x01\0\0\x02\0\0\0\0\0\0\0");
-        assert_eq!(Head::decode(&entry).unwrap(), head);
+        assert_eq!(Head::decode(&entry.value).unwrap(), head);
         assert_eq!(&head.field_key(b"f")[..], b"\0\0\x01\0\0\0\0\x01f");
-        assert!(Head::decode(&Entry::new("short")).is_err());
+        assert!(Head::decode(b"short").is_err());
     }
 }

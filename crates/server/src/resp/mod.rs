@@ -25,6 +25,7 @@ mod engine;
 mod event_loop;
 mod figures;
 mod flags;
+mod joint;
 pub(crate) mod keyspace;
 mod kinds;
 mod line;

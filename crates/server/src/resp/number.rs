@@ -3,7 +3,7 @@
 //! Invariant: what is accepted as an integer has one spelling only, so that `int` keys and counters are canonical.
 
 /// Longest text of an `i64`.
-const I64_DIGITS_MAX: usize = 20;
+pub(crate) const I64_DIGITS_MAX: usize = 20;
 
 /// The integer that `text` spells: no sign but `-`, no leading zero, no blanks; `None` for anything else.
 pub(crate) fn parse_i64(text: &[u8]) -> Option<i64> {
@@ -56,6 +56,24 @@ pub(crate) fn push_i64(out: &mut Vec<u8>, value: i64) {
         out.push(b'-');
     }
     push_u64(out, value.unsigned_abs());
+}
+
+/// The decimal text of `value`, in `digits`.
+pub(crate) fn i64_in(digits: &mut [u8; I64_DIGITS_MAX], value: i64) -> &[u8] {
+    let (mut at, mut rest) = (digits.len(), value.unsigned_abs());
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    if value < 0 {
+        at -= 1;
+        digits[at] = b'-';
+    }
+    &digits[at..]
 }
 
 /// The decimal text of `value`.

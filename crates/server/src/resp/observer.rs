@@ -9,8 +9,10 @@
 //!    together, and each counts as its share. If together they took so long that one would be noted as slow, the slow
 //!    log gets one entry with that time and the name alone. Where the one behind them is refused or not brief after
 //!    all, they have what brief ones took last, and that one the rest.
-//! 2. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
-//! 3. What EXEC ran is noted once its transaction is committed, before EXEC itself.
+//! 2. Commands that go as one transaction are timed together in the same way, whatever their names; where they are run
+//!    anew one by one, only that counts.
+//! 3. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
+//! 4. What EXEC ran is noted once its transaction is committed, before EXEC itself.
 
 use std::time::{Duration, Instant};
 
@@ -42,6 +44,14 @@ struct Together {
     command: usize,
     began: Instant,
     calls: u64,
+}
+
+/// Commands of one name that went as one transaction, perhaps with others.
+pub(crate) struct Runs {
+    pub(crate) command: usize,
+    pub(crate) calls: u64,
+    /// How many of them were refused by their handlers.
+    pub(crate) failed: u64,
 }
 
 /// How a command was run.
@@ -120,6 +130,31 @@ impl<'e> Observer<'e> {
         self.usual_ns = took.as_nanos() as u64 / calls;
     }
 
+    /// Whether commands may go as one transaction, which are timed together: none is looked at closely.
+    #[inline]
+    pub(crate) fn lets_join(&self) -> bool {
+        self.shared.slowlog.slow_from_ns() >= CLOSE_LOOK_NS
+            && self.shared.spikes.long_from_ns() >= CLOSE_LOOK_NS * TOGETHER_MAX
+            && !self.shared.monitors.any()
+    }
+
+    /// Commands that went as one transaction were run.
+    pub(crate) fn ran_jointly(&mut self, session: &Session, began: Instant, runs: &[Runs]) {
+        let ended = Instant::now();
+        self.ended = Some(ended);
+        let took = ended - began;
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let all: u64 = runs.iter().map(|runs| runs.calls).sum();
+        for Runs { command, calls, failed } in runs {
+            self.stats.count_several(*command, took_ns / all.max(1) * calls, *calls, *failed);
+        }
+        if let [first, ..] = runs
+            && took_ns >= self.slow_from_ns()
+        {
+            self.note_slow(session, first.command, took, KeptArgs::of_name);
+        }
+    }
+
     /// Notes them where a command came behind them that is not timed with them, and answers when that began.
     fn end_before(&mut self, session: &Session, together: Together, ended: Instant) -> Instant {
         let Together { command, began, calls } = together;
@@ -131,7 +166,7 @@ impl<'e> Observer<'e> {
 
     fn note_together(&self, session: &Session, command: usize, took: Duration, calls: u64) {
         let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.stats.count_several(command, took_ns, calls);
+        self.stats.count_several(command, took_ns, calls, 0);
         if took_ns >= self.slow_from_ns() {
             self.note_slow(session, command, took, KeptArgs::of_name);
         }

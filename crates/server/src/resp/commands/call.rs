@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use esker_kv::{Barrier, Entry, Key, Namespace, Txn};
+use esker_kv::{Barrier, Entry, Key, Namespace, Seen, Txn};
 use esker_store::{Completion, Retry, Stall, WhenBusy};
 
 use crate::resp::awaited::{Awaited, check_output};
@@ -120,6 +120,18 @@ impl<'c> Call<'c> {
             Some(entry) if entry.tag == HASH => Err(WRONG_TYPE.into()),
             entry => Ok(entry),
         }
+    }
+
+    /// As [`Call::string`], where a look at it is enough.
+    pub(crate) fn look_at_string<T>(
+        &self,
+        txn: &mut Txn<'_>,
+        key: &[u8],
+        look: impl FnOnce(Seen<'_>) -> T,
+    ) -> Result<Option<T>, Refusal> {
+        let (namespace, key) = self.database()?.locate(key);
+        let look = |seen: Seen<'_>| if seen.tag == HASH { Err(WRONG_TYPE) } else { Ok(look(seen)) };
+        Ok(txn.look(namespace, key, look)?.transpose()?)
     }
 
     pub(crate) fn count_hit(&mut self, hit: bool) {

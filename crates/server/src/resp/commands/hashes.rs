@@ -3,7 +3,7 @@
 //! Invariant: the number of fields in the head is the number of entries under its id; both change in one transaction.
 
 use bytes::Bytes;
-use esker_kv::{Entry, Key, OwnedKey, Scan, Txn};
+use esker_kv::{Entry, Key, OwnedKey, Scan, Seen, Txn};
 
 use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, WRONG_TYPE, is};
 use crate::resp::cursors::Resume;
@@ -16,11 +16,12 @@ const PAGE_BYTES: usize = 8 << 20;
 
 /// The head of a hash and when it expires; `None` if there is no key.
 pub(crate) fn load(call: &Call<'_>, txn: &mut Txn<'_>, key: &[u8]) -> Result<Option<(Head, Option<u64>)>, Refusal> {
-    match call.shared.keyspace.get(txn, call.database()?, key)? {
-        None => Ok(None),
-        Some(entry) if entry.tag == HASH => Ok(Some((Head::decode(&entry)?, entry.expires_ms))),
-        Some(_) => Err(WRONG_TYPE.into()),
-    }
+    let (namespace, key) = call.database()?.locate(key);
+    let head = |seen: Seen<'_>| match seen.tag {
+        HASH => Ok((Head::decode(seen.value)?, seen.expires_ms)),
+        _ => Err(Refusal::from(WRONG_TYPE)),
+    };
+    txn.look(namespace, key, head)?.transpose()
 }
 
 /// The head, or that of a hash to be made.
@@ -117,7 +118,7 @@ fn set_pairs(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Result<i64, Refusal> {
     read_ahead(call, txn, head, (2..call.args.len()).step_by(2))?;
     for at in (2..call.args.len()).step_by(2) {
         let field_key = head.field_key(call.arg(at));
-        head.fields += u64::from(txn.get(&database.fields, &field_key[..])?.is_none());
+        head.fields += u64::from(txn.look(&database.fields, &field_key[..], |_| ())?.is_none());
         txn.put_value(&database.fields, &field_key[..], call.arg(at + 1), None, 0);
     }
     if head.fields == before {

@@ -55,7 +55,7 @@ fn rename_key(call: &mut Call<'_>, txn: &mut Txn<'_>, only_new: bool) -> Result<
     keyspace.remove(txn, database, to)?;
     if entry.tag == HASH && !database.are_together(from, to) {
         // Its fields go to where its new name is.
-        let head = Head::decode(&entry)?;
+        let head = Head::decode(&entry.value)?;
         let moved = Head { id: keyspace.new_id(database, to)?, ..head };
         for (name, field) in fields(txn, database, head)? {
             txn.put(&database.fields, &moved.field_key(&name)[..], field);
@@ -114,7 +114,7 @@ pub(crate) fn copy(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     };
     keyspace.remove(txn, target, to)?;
     let entry = if entry.tag == HASH {
-        let head = Head::decode(&entry)?;
+        let head = Head::decode(&entry.value)?;
         let copy = Head { id: keyspace.new_id(target, to)?, ..head };
         for (key, field) in fields(txn, source, head)? {
             txn.put(&target.fields, &copy.field_key(&key)[..], field);
@@ -142,7 +142,7 @@ pub(crate) fn move_key(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         return Ok(());
     };
     if entry.tag == HASH {
-        let head = Head::decode(&entry)?;
+        let head = Head::decode(&entry.value)?;
         let moved = Head { id: keyspace.new_id(target, key)?, ..head };
         for (name, field) in fields(txn, source, head)? {
             txn.put(&target.fields, &moved.field_key(&name)[..], field);

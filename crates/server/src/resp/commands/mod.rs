@@ -45,7 +45,7 @@ pub(crate) use self::permit::permit;
 pub(crate) use self::redirect::{reads_then_looks, redirect, redirect_queue, still_here};
 pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
-    ADMIN, ASKS, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
+    ADMIN, ASKS, BRIEF, FAST, GIVES, JOINS, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
 };
 use crate::resp::moment::Moment;
 use crate::resp::observer::{Observer, Timed};

@@ -1,11 +1,11 @@
 //! Strings: GET and its kin, parts of strings, several at once. SET has its own file, numbers too.
 
-use esker_kv::{Key, Namespace, Txn, VALUE_BYTES_MAX};
+use esker_kv::{Key, Namespace, Seen, Txn, VALUE_BYTES_MAX};
 use smallvec::SmallVec;
 
 use crate::resp::awaited::{Awaited, reply_one, reply_several};
 use crate::resp::commands::expiry::{ExpiryOption, expiry_option};
-use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is, reads_then_looks};
+use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, is, reads_then_looks};
 use crate::resp::keyspace::HASH;
 use crate::resp::number::parse_i64;
 
@@ -81,17 +81,19 @@ pub(crate) fn strlen(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
 }
 
 pub(crate) fn append(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
-    let (key, more) = (call.arg(1), call.arg(2));
-    let old = call.string(txn, key)?.unwrap_or_default();
-    if old.value.len() + more.len() > VALUE_BYTES_MAX {
-        return Err(TOO_LONG.into());
-    }
-    let mut value = Vec::with_capacity(old.value.len() + more.len());
-    value.extend_from_slice(&old.value);
-    value.extend_from_slice(more);
+    let (database, key, more) = (call.database()?, call.arg(1), call.arg(2));
+    let joined = |old: Seen<'_>| {
+        let fits = old.value.len() + more.len() <= VALUE_BYTES_MAX;
+        fits.then(|| ([old.value, more].concat(), old.expires_ms))
+    };
+    let old = call.look_at_string(txn, key, joined)?;
+    let (value, expires_ms) = match &old {
+        Some(joined) => joined.as_ref().map(|(value, expires_ms)| (&value[..], *expires_ms)).ok_or(TOO_LONG)?,
+        None if more.len() > VALUE_BYTES_MAX => return Err(TOO_LONG.into()),
+        None => (more, None),
+    };
     call.reply.int(value.len() as i64);
-    let entry = esker_kv::Entry { value: value.into(), ..old };
-    call.shared.keyspace.rewrite(txn, call.database()?, key, entry);
+    call.shared.keyspace.rewrite_string(txn, database, key, value, expires_ms);
     Ok(())
 }
 
@@ -241,7 +243,7 @@ pub(crate) fn object(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
                 .into(),
         );
     } else if entry.tag == HASH {
-        let small = crate::resp::keyspace::Head::decode(&entry)?.fields <= 128;
+        let small = crate::resp::keyspace::Head::decode(&entry.value)?.fields <= 128;
         call.reply.bulk(if small { b"listpack" } else { b"hashtable" });
     } else if parse_i64(&entry.value).is_some() {
         call.reply.bulk(b"int");
@@ -249,9 +251,4 @@ pub(crate) fn object(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         call.reply.bulk(if entry.value.len() <= 44 { b"embstr" } else { b"raw" });
     }
     Ok(())
-}
-
-/// An integer in a stored value.
-pub(crate) fn stored_int(entry: &esker_kv::Entry) -> Result<i64, Refusal> {
-    parse_i64(&entry.value).ok_or_else(|| NOT_AN_INTEGER.into())
 }

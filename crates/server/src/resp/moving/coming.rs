@@ -216,7 +216,7 @@ impl Moving {
         let (keyspace, key) = (&self.0.keyspace, &part.key[..]);
         let before = if fields.more { keyspace.get(txn, database, key)? } else { None };
         let mut head = match before {
-            Some(entry) => Head::decode(&entry)?,
+            Some(entry) => Head::decode(&entry.value)?,
             // It has expired here, between two parts of it.
             None if fields.more && part.expires_ms.is_some_and(|at| at <= txn.now_ms()) => return Ok(()),
             None if fields.more => return Err(MoveError::Malformed("HashFields.more: there are none before them")),

@@ -183,7 +183,7 @@ impl Moving {
         entry: &Entry,
         sending: &mut Sending<'_, E>,
     ) -> std::result::Result<(), E> {
-        let head = Head::decode(entry).map_err(MoveError::from)?;
+        let head = Head::decode(&entry.value).map_err(MoveError::from)?;
         let id = head.id.to_be_bytes();
         let mut scan = Scan { bytes_max: FIELDS_BYTES, ..Scan::prefix(Bytes::copy_from_slice(&id)).limited(FIELDS) };
         let mut more = false;
