@@ -1,6 +1,6 @@
 //! Memory that the device reads into: whole blocks, aligned to them, used again.
 //!
-//! place → [`BlockPool::take`] → blocks around it → device → the place alone, as bytes that give the memory back
+//! place → [`BlockPool::take`] → blocks around it → device → the place alone, which gives the memory back
 //!
 //! Invariant: what is kept for the next read is bounded; what is longer than a read of a value is not kept.
 

@@ -108,7 +108,8 @@ pub trait Device: Send + Sync {
         }
     }
 
-    /// As [`Device::read_value`], if that needs no wait for the medium, as for what the operating system has in its cache.
+    /// As [`Device::read_value`], if that needs no wait for the medium, as for what the operating system has in its
+    /// cache.
     /// False, and `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read_value`]
     /// says.
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {

@@ -17,7 +17,6 @@
 //! 4. Every byte that comes from the device is verified before it is used.
 
 mod backup;
-mod brought;
 mod buffer;
 pub mod cache;
 mod check;

@@ -16,30 +16,35 @@
 //!    reader asks for one life of the segment.
 
 mod asked;
+mod bringing;
+mod brought;
+mod records;
 mod uses;
 
-use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use esker_device::{BlockPool, Blocks, Device, ReadStream};
+use esker_device::{BlockPool, Blocks, Device};
 use esker_store::{Error, Result};
 use smallvec::SmallVec;
 
-use crate::brought::{Brought, Place};
 use crate::buffer::SegmentBuffer;
 use crate::cache::{Cache, CachePolicy, Weigh};
 use crate::format::{
     COMPRESSED_HEADER_BYTES, CRC_BLOCK_BYTES, Compressed, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_HEADER_BYTES,
-    OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, round_up, verify_payload, verify_payload_part,
+    OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, verify_payload, verify_payload_part,
 };
 use crate::index::Loc;
 use crate::segments::{Lsn, Segments};
 use crate::stages::{Times, sampled};
 use crate::superblocks::device_error;
 pub use asked::{Asked, Sought};
+use bringing::Bringing;
+pub use bringing::{Next, Part};
+use brought::{Brought, Place};
+pub use records::SegmentView;
 pub use uses::CacheUses;
 use uses::UseTable;
 
@@ -673,16 +678,9 @@ impl Reader {
     /// the parts of the next that is asked for, once for each until it gives none; `came` is told of each, by its place
     /// among them, when all its parts are there. What fails is told to who reads it.
     pub fn bring(&self, next: &mut Next<'_>, waits: &mut dyn FnMut(), came: &mut dyn FnMut(u64)) {
-        self.device.read_stream(&mut Bringing {
-            reader: self,
-            next,
-            waits,
-            came,
-            asked: 0,
-            parts: VecDeque::new(),
-            under_way: HashMap::new(),
-            bytes: 0,
-        });
+        let missing = |part| self.missing_of(part);
+        let parts = (&self.memory, self.device.geometry().len, &self.brought);
+        self.device.read_stream(&mut Bringing::new(&missing, parts, next, (waits, came)));
     }
 
     fn read_device(&self, place: Place, how: How) -> Looked<Blocks> {
@@ -707,92 +705,6 @@ impl Reader {
             read.map_err(|error| device_error(&failed(), error))?;
         }
         Ok(blocks)
-    }
-}
-
-/// Gives parts of writes.
-pub type Next<'n> = dyn FnMut() -> Option<SmallVec<[Part; 2]>> + 'n;
-
-/// A part of a write: where it stands, in which life of the segment, bytes to skip, length.
-pub type Part = (Loc, u32, u32, u32);
-
-/// So many bytes are under way together at most, or one read.
-const TOGETHER_BYTES_MAX: u64 = 8 << 20;
-
-/// See [`Reader::bring`].
-struct Bringing<'r> {
-    reader: &'r Reader,
-    next: &'r mut Next<'r>,
-    waits: &'r mut dyn FnMut(),
-    came: &'r mut dyn FnMut(u64),
-    /// How many were asked for.
-    asked: u64,
-    /// Of these, what is to be read.
-    parts: VecDeque<(u64, Place)>,
-    /// By the number of what was asked for: parts that have not come, and the places of those that are under way.
-    under_way: HashMap<u64, SmallVec<[Place; 2]>>,
-    bytes: u64,
-}
-
-impl ReadStream for Bringing<'_> {
-    fn next(&mut self) -> Option<(u64, Blocks)> {
-        loop {
-            if self.bytes >= TOGETHER_BYTES_MAX {
-                return None;
-            }
-            let Some((number, place)) = self.parts.pop_front() else {
-                let parts = (self.next)()?;
-                let number = self.asked;
-                self.asked += 1;
-                let missing = parts.into_iter().filter_map(|part| self.reader.missing_of(part));
-                self.parts.extend(missing.map(|place| (number, place)));
-                if self.parts.is_empty() {
-                    (self.came)(number);
-                } else {
-                    self.under_way.insert(number, SmallVec::new());
-                }
-                continue;
-            };
-            match self.reader.memory.take(place.offset, place.len, self.reader.device.geometry().len) {
-                Ok(blocks) => {
-                    self.bytes += place.len;
-                    self.under_way.entry(number).or_default().push(place);
-                    return Some((number, blocks));
-                }
-                // Its reader says so.
-                Err(_) if self.parts.is_empty() => self.end(number),
-                Err(_) => {}
-            }
-        }
-    }
-
-    fn waits(&mut self) {
-        (self.waits)();
-    }
-
-    fn came(&mut self, number: u64, blocks: Blocks, outcome: esker_device::Result<()>) {
-        let is_it = |place: &Place| place.len == blocks.len() as u64 && blocks.is_at(place.offset);
-        let under_way = self.under_way.entry(number).or_default();
-        if let Some(at) = under_way.iter().position(is_it) {
-            let place = under_way.swap_remove(at);
-            self.bytes -= place.len;
-            if outcome.is_ok() {
-                self.reader.brought.put(place, blocks);
-            }
-        }
-        if !self.parts.iter().any(|(other, _)| *other == number) {
-            self.end(number);
-        }
-    }
-}
-
-impl Bringing<'_> {
-    /// Tells of one that was asked for, if nothing of it is under way.
-    fn end(&mut self, number: u64) {
-        if self.under_way.get(&number).is_none_or(|places| places.is_empty()) {
-            self.under_way.remove(&number);
-            (self.came)(number);
-        }
     }
 }
 
@@ -866,44 +778,6 @@ pub fn each_operation(
         at += total as u64;
     }
     if rest.is_empty() { Ok(()) } else { Err(bad(at, "record is longer than its operations")) }
-}
-
-/// A whole segment in memory, and what its records are verified with.
-pub struct SegmentView<'a> {
-    /// Its bytes.
-    pub bytes: &'a [u8],
-    /// Where it starts on the device.
-    pub base: u64,
-    /// Its generation: what stands there of an earlier life is passed over.
-    pub generation: u32,
-    /// Where the log left it, as an offset in it.
-    pub end: u64,
-    /// Block size in bytes.
-    pub block: u64,
-    /// Seed of all checksums.
-    pub seed: u32,
-}
-
-impl<'a> SegmentView<'a> {
-    /// Its records in order: header, device offset, and what follows the header. Where no record stands the walk goes
-    /// on at the next block.
-    pub fn records(&self) -> impl Iterator<Item = (RecordHeader, u64, &'a [u8])> {
-        let Self { bytes, base, generation, end, block, seed } = *self;
-        let mut at = block;
-        std::iter::from_fn(move || {
-            while at + RECORD_HEADER_BYTES as u64 <= end {
-                let record = RecordHeader::decode(&bytes[at as usize..], seed, base + at);
-                let fits = |record: &RecordHeader| record.generation == generation && u64::from(record.len) <= end - at;
-                if let Some(record) = record.filter(fits) {
-                    let start = at;
-                    at += u64::from(record.len);
-                    return Some((record, base + start, &bytes[start as usize + RECORD_HEADER_BYTES..at as usize]));
-                }
-                at = round_up(at + 1, block);
-            }
-            None
-        })
-    }
 }
 
 #[cfg(test)]

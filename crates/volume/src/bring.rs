@@ -8,7 +8,6 @@ use std::ops::Range;
 use esker_store::{ObjectId, Parts};
 
 use crate::format;
-use crate::image::check_range;
 use crate::source::Point;
 
 /// Ranges that a thread reads next: see [`Image::bring`](crate::Image::bring).
@@ -48,7 +47,7 @@ impl Parts for Pieces<'_> {
             let (offset, len) = self.ranges.next()?;
             let number = self.asked;
             self.asked += 1;
-            if len == 0 || check_range(offset, len, self.point.size).is_err() {
+            if len == 0 || offset.checked_add(len).is_none_or(|end| end > self.point.size) {
                 // Its reader is told.
                 self.ranges.came(number);
                 continue;

@@ -349,8 +349,8 @@ impl Image {
     }
 
     /// Brings ranges into memory that the thread that calls reads next, many under way at the same time, and tells of
-    /// each as it comes: see [`ObjectStore::bring`]. A hint, by the state as last seen. False, and nothing was asked for,
-    /// where the store does not do this, and of an image with a parent.
+    /// each as it comes: see [`ObjectStore::bring`]. A hint, by the state as last seen. False, and nothing was asked
+    /// for, where the store does not do this, and of an image with a parent.
     pub fn bring(&self, ranges: &mut dyn Ranges) -> bool {
         let live = self.live();
         live.point.parent.is_none() && self.store().bring(&mut bring::Pieces::new(&live.point, ranges))

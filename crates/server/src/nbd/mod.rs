@@ -19,7 +19,6 @@
 //! none.
 
 mod attach;
-mod bringing;
 mod client;
 mod client_tls;
 mod config;

@@ -11,7 +11,7 @@
 //! the same time.
 //!
 //! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
-//!                        └─ not durable yet → `waiting`              ├─ carries requests out, sends the replies
+//!                        └─ not durable yet → `waiting`              ├─ carries them out, sends the replies
 //!                                                                    └─ settles: waits for the first barrier, sends
 //!                                                                    all that reached theirs
 //!                        └─ only begun by the store → `pending` → a thread tells it when it ends
@@ -32,9 +32,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::Barrier;
+use esker_volume::Ranges;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::nbd::bringing::Bringing;
 use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX};
 use crate::nbd::counts::RequestCounts;
 use crate::nbd::export::{Done, Fault};
@@ -48,11 +48,11 @@ use crate::nbd::wire::{REQUEST_BYTES, Request, command};
 use crate::trace::{self, Traced};
 
 /// Requests with this much payload are carried out without the lead.
-pub(super) const LARGE_BYTES: u32 = 64 << 10;
+const LARGE_BYTES: u32 = 64 << 10;
 /// Ranges of this length are zeroed and discarded without the lead.
 const LONG_BYTES: u32 = 16 << 20;
 /// Replies of a batch are sent when they come to this.
-pub(super) const BATCH_BYTES: usize = 128 << 10;
+const BATCH_BYTES: usize = 128 << 10;
 /// Small reads that take longer than this on average are carried out without the lead: giving it away costs less.
 const SLOW_READ: Duration = Duration::from_micros(25);
 /// And small writes: of a store on this machine they are in memory, of one behind a network they are waited for.
@@ -60,6 +60,8 @@ const SLOW_WRITE: Duration = Duration::from_micros(150);
 
 /// The thread that leads leaves it to those that read to receive, for so long: what else comes waits as long at most.
 const LEFT_RECEIVING: Duration = Duration::from_micros(200);
+/// So many reads are given to the export in one call.
+const GIVEN_MAX: u64 = 1_024;
 /// Who waits for fewer pending answers looks again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Replies that wait for a thread that is sending: above this others wait for it, in bytes.
@@ -85,9 +87,9 @@ pub(crate) struct Transmission<'t> {
     /// Payload or waiting replies became fewer.
     room: Condvar,
     threads: AtomicUsize,
-    pub(super) reads: Reads,
+    reads: Reads,
     /// Reads that have gathered, or are carried out without the lead.
-    pub(super) reads_begun: AtomicUsize,
+    reads_begun: AtomicUsize,
     /// The thread that leads has given `input` away for a moment; others do not take the lead then.
     leaves_receiving: AtomicBool,
     /// A thread has read, and there is something to receive.
@@ -98,7 +100,7 @@ pub(crate) struct Transmission<'t> {
     idle: AtomicUsize,
     closing: AtomicBool,
     /// Smoothed time of a small read.
-    pub(super) read_ns: AtomicU64,
+    read_ns: AtomicU64,
     /// And of a small write.
     write_ns: AtomicU64,
 }
@@ -140,7 +142,7 @@ enum Next {
 }
 
 /// A smoothed time, in nanoseconds, after one more.
-pub(super) fn smoothed(old_ns: u64, took: Duration) -> u64 {
+fn smoothed(old_ns: u64, took: Duration) -> u64 {
     old_ns - old_ns / 8 + took.as_nanos() as u64 / 8
 }
 
@@ -261,6 +263,11 @@ impl<'t> Transmission<'t> {
                 self.ensure_follower(scope);
                 return Ok(Next::Settle);
             }
+            if !whole && let Some(taken) = self.reads.gather([]) {
+                // What another thread has left: it may wait for its reads for long.
+                self.ensure_follower(scope);
+                return Ok(Next::Read(taken));
+            }
             let Some(request) = request else {
                 if !input.fill(REQUEST_BYTES)? {
                     return Ok(Next::End);
@@ -334,7 +341,7 @@ impl<'t> Transmission<'t> {
     }
 
     /// Receives what has come and takes the reads of it, if no thread is at that. A thread that leads comes to others.
-    pub(super) fn receive_reads(&self) -> Vec<Request> {
+    fn receive_reads(&self) -> Vec<Request> {
         if !self.leaves_receiving.load(Ordering::SeqCst) {
             return Vec::new();
         }
@@ -407,7 +414,7 @@ impl<'t> Transmission<'t> {
     }
 
     /// Whether answers wait to be durable and no thread settles them.
-    pub(super) fn has_to_settle(&self) -> bool {
+    fn has_to_settle(&self) -> bool {
         let waiting = self.waiting.lock();
         !waiting.settling && !waiting.answers.is_empty()
     }
@@ -456,7 +463,7 @@ impl<'t> Transmission<'t> {
 
     /// Carries out a request, for which `held` bytes were reserved; its answer goes to `replies`, or waits for its
     /// barrier. What was read stays reserved until its reply is sent.
-    pub(super) fn answer<'s>(
+    fn answer<'s>(
         &'s self,
         (request, held): (&Request, usize),
         payload: Bytes,
@@ -574,7 +581,7 @@ impl<'t> Transmission<'t> {
     }
 
     /// Sends replies, or leaves them to the thread that is sending.
-    pub(super) fn send(&self, replies: &mut Replies) {
+    fn send(&self, replies: &mut Replies) {
         if replies.is_empty() {
             // What was written is the store's by now, what was read waits with its answer.
             return self.release(std::mem::take(&mut replies.held));
@@ -722,8 +729,89 @@ impl<'t> Transmission<'t> {
     }
 }
 
+/// Reads of one thread while the export brings them: each is answered as it comes, and what the client sends meanwhile
+/// is taken too. It ends after [`GIVEN_MAX`] reads, so that it sees what has changed of the disk, and when answers are
+/// to be settled.
+struct Bringing<'a, 't, 's, 'e> {
+    connection: &'s Transmission<'t>,
+    replies: &'a mut Replies,
+    scope: &'s Scope<'s, 'e>,
+    /// What the thread took, until it has answered one.
+    first: Option<&'a Taken>,
+    /// Not given to the export yet.
+    reads: VecDeque<Request>,
+    /// Given, with when; none where it was answered.
+    given: VecDeque<Option<(Request, Instant)>>,
+    /// So many were given before these.
+    before: u64,
+}
+
+impl<'a, 't, 's, 'e> Bringing<'a, 't, 's, 'e> {
+    fn new(
+        connection: &'s Transmission<'t>,
+        replies: &'a mut Replies,
+        scope: &'s Scope<'s, 'e>,
+        first: &'a Taken,
+        reads: VecDeque<Request>,
+    ) -> Self {
+        Self { connection, replies, scope, first: Some(first), reads, given: VecDeque::new(), before: 0 }
+    }
+
+    /// What was not answered.
+    fn left(&mut self) -> VecDeque<Request> {
+        let given = self.given.drain(..).flatten().map(|(request, _)| request);
+        given.chain(self.reads.drain(..)).collect()
+    }
+}
+
+impl Ranges for Bringing<'_, '_, '_, '_> {
+    fn next(&mut self) -> Option<(u64, u64)> {
+        let given = self.before + self.given.len() as u64;
+        if self.reads.is_empty() && given > 0 {
+            let ends = given >= GIVEN_MAX || self.connection.has_to_settle() || self.connection.reads.is_apart();
+            if ends {
+                return None;
+            }
+            // Answered, the client sends more.
+            self.connection.send(self.replies);
+            self.reads.extend(self.connection.reads.more_yet(self.connection.receive_reads()));
+        }
+        let request = self.reads.pop_front()?;
+        self.given.push_back(Some((request, Instant::now())));
+        Some((request.offset, request.len.into()))
+    }
+
+    fn waits(&mut self) {
+        self.connection.send(self.replies);
+    }
+
+    fn came(&mut self, number: u64) {
+        let at = number.checked_sub(self.before).and_then(|at| usize::try_from(at).ok());
+        let given = at.and_then(|at| self.given.get_mut(at)).and_then(Option::take);
+        let Some((request, since)) = given else { return };
+        while self.given.front().is_some_and(Option::is_none) {
+            self.given.pop_front();
+            self.before += 1;
+        }
+        let (usual, began) = (self.connection.read_ns.load(Ordering::Relaxed), Instant::now());
+        self.connection.answer((&request, payload_held(&request)), Bytes::new(), self.replies, self.scope);
+        self.connection.reads_begun.fetch_sub(1, Ordering::SeqCst);
+        self.connection.reads.took(request.len, began.elapsed());
+        if request.len < LARGE_BYTES {
+            // What was brought takes no time; alone it would have waited for so long.
+            self.connection.read_ns.store(smoothed(usual, since.elapsed()), Ordering::Relaxed);
+        }
+        if let Some(first) = self.first.take() {
+            self.connection.reads.answered(first);
+        }
+        if self.replies.len() > BATCH_BYTES {
+            self.connection.send(self.replies);
+        }
+    }
+}
+
 /// Bytes of memory that are held for a request which is carried out without the lead, until its answer is sent.
-pub(super) fn payload_held(request: &Request) -> usize {
+fn payload_held(request: &Request) -> usize {
     let carries = matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX;
     if carries { request.len as usize } else { 0 }
 }

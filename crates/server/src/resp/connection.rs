@@ -73,6 +73,8 @@ pub(crate) struct Connection {
     pub(crate) output: Output,
     /// `input` may hold whole commands.
     stalled: bool,
+    /// Commands that begin within so many bytes of what comes next could not go as one transaction, and are run alone.
+    alone_bytes: usize,
     /// How far into it the store has been told.
     ahead: Ahead,
     /// The stream may have more bytes.
@@ -98,6 +100,7 @@ impl Connection {
             input: Vec::new(),
             output: Output::default(),
             stalled: false,
+            alone_bytes: 0,
             ahead: Ahead::default(),
             readable: true,
             hung_up: false,
@@ -349,7 +352,7 @@ impl Connection {
         // Commands that were run and are not committed.
         let mut joint = None;
         // Commands that begin before this place are run alone.
-        let mut alone_to = 0;
+        let mut alone_to = std::mem::take(&mut self.alone_bytes);
         let soft = shared.config.output_bytes_soft;
         let mut limits = Limits {
             arg_bytes_max: shared.settings.arg_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
@@ -410,7 +413,8 @@ impl Connection {
                         batch.add(from, None);
                         continue;
                     }
-                    if !self.session.renew(shared) {
+                    // It is found out once, perhaps where the command might have joined others.
+                    if self.session.closing || !self.session.renew(shared) {
                         used = bytes.len();
                         break;
                     }
@@ -440,6 +444,7 @@ impl Connection {
         executor.observer.end_batch(&self.session);
         self.output.end_batch(batch);
         self.session.publish();
+        self.alone_bytes = alone_to.saturating_sub(used);
         self.ahead.ran(used);
         if self.stalled && self.session.awaited.as_ref().is_some_and(Awaited::lets_look_ahead) {
             self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);

@@ -1,9 +1,9 @@
 //! Commands of one pipeline that only write go as one transaction.
 //!
 //! ```text
-//! command → may it join? → the stripes of its keys, if they are free → its handler, in one transaction with those
-//!         before it → … → a command that may not, or the end of what has arrived → one commit → replies wait for it
-//! error of the store, value that is not in memory, no room → nothing was written → each is run alone, from the first
+//! command → may it join? → the stripes of its keys, if they are free → its handler, in one transaction with
+//!         those before it → … → one that may not, or the end of what has arrived → one commit → replies wait
+//! error of the store, value not in memory, no room → nothing was written → each is run alone, from the first
 //! ```
 //!
 //! What a command says to its client is the same as if it were run alone: handlers of data are those that EXEC runs,
@@ -106,6 +106,10 @@ impl<'e> Joint<'e> {
             return Join::Alone;
         }
         let Some(database) = shared.keyspace.database_if_open(session.database) else { return Join::Alone };
+        if shared.keyspace.kv.stall(Waits::default()).is_some() {
+            // The store would refuse them all, or have a read wait for memory while stripes are held.
+            return if joint.is_some() { Join::Full } else { Join::Alone };
+        }
         if command.flags & MAKES_HASH != 0 {
             for key in command.keys_of(args).filter(|key| !shared.keyspace.expects_hash(key)) {
                 if joint.is_some() {
@@ -170,7 +174,7 @@ impl<'e> Joint<'e> {
 
     /// Commits the commands that were joined.
     pub(crate) fn end(self, executor: &mut Executor<'_>, session: &Session, out: &mut Vec<u8>) -> Ended {
-        let Self { txn, barrier, used, from, began, tally, runs, commands, .. } = self;
+        let Self { txn, barrier, used, from, began, tally, mut runs, commands, .. } = self;
         let (committed, behind) = txn.commit(executor.shared.durability()).into_parts();
         let barrier = Barrier::later(barrier, behind);
         match committed {
@@ -180,7 +184,8 @@ impl<'e> Joint<'e> {
                 out.truncate(from);
                 let line = store_error_line(&error);
                 (0..commands).for_each(|_| ReplyWriter::new(out, false).error(line.as_bytes()));
-                executor.tally.errors += commands;
+                executor.tally.errors = tally.errors + commands;
+                runs.iter_mut().for_each(|run| run.failed = run.calls);
             }
             Err(_) => {
                 out.truncate(from);

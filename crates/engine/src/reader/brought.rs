@@ -1,6 +1,6 @@
 //! What was read ahead of its reader, for a moment.
 //!
-//! reads that a caller will do next → all of them at once from the device → [`Brought`] → each reader takes its own
+//! reads that a caller will do next → from the device, many at once → [`Brought`] → each reader takes its own
 //!
 //! Invariants:
 //! 1. What is here was read in the life of the segment that its reader asks for, or is found not to be by its reader,

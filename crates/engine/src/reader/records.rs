@@ -1,0 +1,41 @@
+//! The records of a segment that is in memory, in order.
+
+use crate::format::{RECORD_HEADER_BYTES, RecordHeader, round_up};
+
+/// A whole segment in memory, and what its records are verified with.
+pub struct SegmentView<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Where it starts on the device.
+    pub base: u64,
+    /// Its generation: what stands there of an earlier life is passed over.
+    pub generation: u32,
+    /// Where the log left it, as an offset in it.
+    pub end: u64,
+    /// Block size in bytes.
+    pub block: u64,
+    /// Seed of all checksums.
+    pub seed: u32,
+}
+
+impl<'a> SegmentView<'a> {
+    /// Its records in order: header, device offset, and what follows the header. Where no record stands the walk goes
+    /// on at the next block.
+    pub fn records(&self) -> impl Iterator<Item = (RecordHeader, u64, &'a [u8])> {
+        let Self { bytes, base, generation, end, block, seed } = *self;
+        let mut at = block;
+        std::iter::from_fn(move || {
+            while at + RECORD_HEADER_BYTES as u64 <= end {
+                let record = RecordHeader::decode(&bytes[at as usize..], seed, base + at);
+                let fits = |record: &RecordHeader| record.generation == generation && u64::from(record.len) <= end - at;
+                if let Some(record) = record.filter(fits) {
+                    let start = at;
+                    at += u64::from(record.len);
+                    return Some((record, base + start, &bytes[start as usize + RECORD_HEADER_BYTES..at as usize]));
+                }
+                at = round_up(at + 1, block);
+            }
+            None
+        })
+    }
+}
