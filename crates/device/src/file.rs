@@ -337,9 +337,9 @@ impl Device for FileDevice {
         let file = match self.direct {
             // Asking the kernel would have it begin with the read.
             Some(_) => match self.places.way_now(offset, len as u64) {
-                None | Some(Way::Past) => return false,
-                Some(Way::Alone) => &self.alone,
-                Some(Way::Ahead) => &self.file,
+                Way::Past => return false,
+                Way::Alone => &self.alone,
+                Way::Ahead => &self.file,
             },
             None => &self.file,
         };

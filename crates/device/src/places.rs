@@ -136,12 +136,9 @@ impl Places {
         if is_it { entry >> 32 & 0xff } else { 0 }
     }
 
-    /// How a read that may not wait goes; `None` if the page cache is not expected to have the place.
-    pub(crate) fn way_now(&self, offset: u64, len: u64) -> Option<Way> {
-        match self.way(offset, len, false) {
-            Way::Past => None,
-            way => Some(way),
-        }
+    /// How a read that may not wait goes: past the page cache if that is not expected to have the place.
+    pub(crate) fn way_now(&self, offset: u64, len: u64) -> Way {
+        self.way(offset, len, false)
     }
 
     /// How a read goes; it is noted.
@@ -192,16 +189,16 @@ mod tests {
         for number in 0..1000 {
             // Far apart, in no order.
             let offset = (number * 7919 % 1000) * 5 * MIB + 100;
-            assert_eq!(places.way_now(offset, 4096), None);
+            assert_eq!(places.way_now(offset, 4096), Way::Past);
             assert_eq!(places.way_noted(offset, 4096), Way::Past);
         }
         for number in 0..1000 {
             let offset = number * 5 * MIB + 100;
-            assert_eq!(places.way_now(offset, 4096), Some(Way::Alone), "{number}");
+            assert_eq!(places.way_now(offset, 4096), Way::Alone, "{number}");
             assert_eq!(places.way_noted(offset, 4096), Way::Alone);
         }
         places.note(MIB);
-        assert_eq!(places.way_now(MIB + 7, MIB), Some(Way::Alone));
+        assert_eq!(places.way_now(MIB + 7, MIB), Way::Alone);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) struct Pieces<'p> {
     asked: u64,
     /// Of the last that was asked for, what was not given yet.
     left: VecDeque<(ObjectId, Range<u64>)>,
-    /// How many pieces of which range, by their places among all that were given; one that has come is none.
+    /// Of each piece that was given the range that it is of, in their order; none of one that has come.
     given: VecDeque<Option<u64>>,
     /// The place of the first of these.
     first: u64,
