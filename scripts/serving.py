@@ -77,10 +77,17 @@ class Server:
         return {name: int(value) for name, value in re.findall(r"^(Vm\w+|Rss\w+|Threads):\s+(\d+)", text, re.MULTILINE)}
 
     def held(self):
-        """What the process holds: resident memory in bytes, open descriptors, threads."""
+        """What the process holds: resident memory in bytes, open descriptors, those of them that are rings of reads,
+        threads."""
         figure = self.status()
-        descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
-        return {"resident_bytes": figure["VmRSS"] * 1024, "descriptors": descriptors, "threads": figure["Threads"]}
+        opened = []
+        for path in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            try:
+                opened.append(os.readlink(path))
+            except FileNotFoundError:
+                pass  # Closed meanwhile.
+        return {"resident_bytes": figure["VmRSS"] * 1024, "descriptors": len(opened),
+                "rings": sum("[io_uring]" in name for name in opened), "threads": figure["Threads"]}
 
     def peak_bytes(self, anew=False):
         """The most resident memory since the start, or since this was asked for `anew`."""

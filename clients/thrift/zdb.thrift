@@ -108,8 +108,8 @@ service EskerKeys extends ZDBService {
      The first begins with an empty cursor, the next with that of the page before. */
   Page iterate(1: binary cursor, 2: i32 limit),
 
-  /* The same in the order in which they were last written, those of one multiPut in the order of their keys. What is
-     written meanwhile comes again, later. A cursor of it is good while the server runs, one of iterate for ever. Not
+  /* The same in the order in which they were last written, those of one multiPut in the order of the call, a key that
+     it names twice where it names it first. What is written meanwhile comes again, later. A cursor of it is good while the server runs, one of iterate for ever. Not
      where the server is one of a chain. */
   Page iterateInserted(1: binary cursor, 2: i32 limit),
 

@@ -119,14 +119,14 @@ final class EveryShape {
                 return "written";
             });
             Check.equal((long) BATCH_MAX, keys.count());
-            // Those of one call were written in the order of their keys; then again, in parts, in another order.
+            // Those of one call were written in its order; then again, in parts from the last to the first.
             List<String> sorted = most.stream().sorted().toList();
-            Check.equal(sorted, walked(keys::iterateInserted, 1_000));
+            Check.equal(most, walked(keys::iterateInserted, 1_000));
             List<String> written = new ArrayList<>();
-            for (int at = 0; at < BATCH_MAX; at += 1_024) {
+            for (int at = BATCH_MAX - 1_024; at >= 0; at -= 1_024) {
                 List<String> part = most.subList(at, at + 1_024);
                 keys.multiPut(pairsOf(part));
-                written.addAll(part.stream().sorted().toList());
+                written.addAll(part);
             }
             keys.put(written.get(0), "again");
             Collections.rotate(written, -1);
@@ -190,11 +190,12 @@ final class EveryShape {
             }
             Check.equal("value of 1", keys.get("1"));
             Check.refused(TApplicationException.MISSING_RESULT, "get", () -> keys.get("2"));
-            // In the order of numbers, and in that of writing: of one call that of numbers as well.
-            Check.equal(numbers, walked(keys::iterate, 5));
-            Check.equal(numbers, walked(keys::iterateInserted, 5));
-            Check.equal(true, keys.compareAndSet("9", "value of 9", "new"));
+            // In the order of numbers, and in that of writing.
             List<String> written = new ArrayList<>(numbers);
+            Collections.reverse(written);
+            Check.equal(numbers, walked(keys::iterate, 5));
+            Check.equal(written, walked(keys::iterateInserted, 5));
+            Check.equal(true, keys.compareAndSet("9", "value of 9", "new"));
             written.remove("9");
             written.add("9");
             Check.equal(written, walked(keys::iterateInserted, 5));

@@ -17,6 +17,8 @@ use esker_server::nbd::{Address, Client, Config, Handle, Locking, Place, Server,
 const CELL: u64 = 4096;
 const CELLS: u64 = 6 << 10;
 const ROUNDS: u64 = 3_000;
+/// A client that waits so long for its socket is told, and the test fails.
+const WITHIN: Option<Duration> = Some(Duration::from_secs(30));
 
 /// What a cell holds after so many writes.
 fn filled(cell: u64, version: u8) -> Vec<u8> {
@@ -120,7 +122,7 @@ fn every_answer_of_a_cold_disk_is_right_while_segments_are_used_again() {
         under_way: HashMap::new(),
     };
     for depth in [1, 2, 3, 32, 1, 100] {
-        let mut client = Client::connect(&place, None).unwrap();
+        let mut client = Client::connect(&place, WITHIN).unwrap();
         for _ in 0..ROUNDS {
             while client.under_way() < depth {
                 cells.send(&mut client, depth);
@@ -152,7 +154,7 @@ fn a_store_closes_while_a_client_has_reads_under_way() {
     let Served { store, place, handle, thread } = served(folder.path());
     let (began, begins) = mpsc::channel();
     let reader = std::thread::spawn(move || {
-        let mut client = Client::connect(&place, None).unwrap();
+        let mut client = Client::connect(&place, WITHIN).unwrap();
         let mut rng = fastrand::Rng::with_seed(3);
         for number in 0_u64.. {
             while client.under_way() < 8 {
@@ -177,6 +179,75 @@ fn a_store_closes_while_a_client_has_reads_under_way() {
     });
     closes.recv_timeout(Duration::from_secs(60)).expect("closing waits for ever");
     reader.join().unwrap();
+    handle.shutdown();
+    thread.join().unwrap();
+}
+
+/// Failure: server and client waited for each other for ever. Cause: of a client that waits for each read a large one
+/// was answered by the thread that receives, while the client sent a large write and did not read yet.
+#[test]
+fn a_client_that_waited_for_each_read_sends_much_before_it_reads_much() {
+    let folder = tempfile::tempdir().unwrap();
+    let Served { store, place, handle, thread } = served(folder.path());
+    let mut client = Client::connect(&place, WITHIN).unwrap();
+    let mut rng = fastrand::Rng::with_seed(7);
+    for version in 1..10 {
+        // Enough for the server to know it, cold as they are.
+        for _ in 0..300 {
+            let cell = 512 + rng.u64(..CELLS - 512);
+            client.send(command::READ, 0, cell * CELL, CELL as u32, &[]).unwrap();
+            assert_eq!(client.receive().unwrap().data, filled(cell, 0));
+        }
+        let (first, len) = (512 + rng.u64(..CELLS - 1024), 256 * CELL);
+        let read = client.send(command::READ, 0, first * CELL, len as u32, &[]).unwrap();
+        client.push().unwrap();
+        // Until it is taken, so that the write comes while it is answered.
+        std::thread::sleep(Duration::from_millis(20));
+        let cells: Vec<u8> = (0..256).flat_map(|cell| filled(cell, version)).collect();
+        client.send(command::WRITE, 0, 0, len as u32, &cells).unwrap();
+        for _ in 0..2 {
+            let reply = client.receive().unwrap();
+            assert_eq!(reply.error, 0);
+            let expected = (first..first + 256).flat_map(|cell| filled(cell, 0));
+            assert!(reply.cookie != read || reply.data.iter().copied().eq(expected));
+        }
+        client.send(command::READ, 0, 0, len as u32, &[]).unwrap();
+        assert_eq!(client.receive().unwrap().data, cells);
+    }
+    drop(client);
+    handle.shutdown();
+    thread.join().unwrap();
+    store.close().unwrap();
+}
+
+/// Failure: a store could not be closed, nor opened again, while a client did not read what it had asked for. Cause:
+/// the thread that sent the answers held the device's lock.
+#[test]
+fn a_store_closes_while_a_client_does_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let Served { store, place, handle, thread } = served(folder.path());
+    let mut client = Client::connect(&place, WITHIN).unwrap();
+    let mut rng = fastrand::Rng::with_seed(11);
+    for _ in 0..400 {
+        let first = rng.u64(..CELLS - 16);
+        client.send(command::READ, 0, first * CELL, CELL as u32 * 15, &[]).unwrap();
+    }
+    client.push().unwrap();
+    // Until no more of them is read, since nothing more can be sent.
+    let engine = store.engine().unwrap();
+    let mut reads = 0;
+    while reads == 0 || reads < engine.stats().device_reads {
+        reads = engine.stats().device_reads;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let (closed, closes) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = store.close();
+        closed.send(()).unwrap();
+    });
+    closes.recv_timeout(Duration::from_secs(30)).expect("closing waits for the client");
+    open(folder.path()).close().unwrap();
+    drop(client);
     handle.shutdown();
     thread.join().unwrap();
 }

@@ -77,11 +77,27 @@ impl Rings {
     }
 }
 
-/// The ring, if it knows of reads: the first kernels that had one did not.
-fn that_reads(ring: IoUring) -> io::Result<IoUring> {
+/// The ring, if it knows of reads, which the first kernels that had one did not, and may be entered: nothing that is
+/// under way could be waited for otherwise.
+fn that_reads(mut ring: IoUring) -> io::Result<IoUring> {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    if probe.is_supported(opcode::Read::CODE) { Ok(ring) } else { Err(io::ErrorKind::Unsupported.into()) }
+    if !probe.is_supported(opcode::Read::CODE) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    // SAFETY: it has no memory.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => {
+                other?;
+                break;
+            }
+        }
+    }
+    let is_done = ring.completion().next().is_some();
+    if is_done { Ok(ring) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 /// Reads that one thread has under way.
@@ -125,9 +141,9 @@ impl Ring {
 
     fn submit(&mut self, wait_for: usize) {
         if let Err(error) = self.ring.submit_and_wait(wait_for)
-            && !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+            && error.kind() != io::ErrorKind::Interrupted
         {
-            // Not seen; what is under way has to be waited for all the same.
+            // Short of memory, or not seen yet; what is under way has to be waited for all the same.
             std::thread::sleep(Duration::from_millis(1));
         }
     }

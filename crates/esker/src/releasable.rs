@@ -1,10 +1,16 @@
 //! A device that can be let go while a caller still holds the engine above it.
 //!
-//! [`Store::close`](crate::Store::close) → [`Releasable::release`] → the file is closed and its lock is gone
+//! [`Store::close`](crate::Store::close) → [`Releasable::release`] → its lock is gone, and the file once no stream of
+//!                                         reads holds it
 //!
-//! Invariant: after the release every call is an error; nothing reaches the file any more, so that the next owner of
-//! the store has it alone even if a face of the last one is still alive.
+//! Invariants:
+//! 1. After the release every call is an error; nothing is written to the file any more, so that the next owner of the
+//!    store has it alone even if a face of the last one is still alive.
+//! 2. The release waits for no caller's own work: a stream of reads holds no lock while its caller is asked or told. It
+//!    begins no read after the release; those that were under way end by themselves, and what they bring is verified as
+//!    any other read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use esker_device::{Blocks, Device, Error, FileDevice, Geometry, ReadStream, Result, Whereabouts};
@@ -14,13 +20,12 @@ use parking_lot::RwLock;
 pub(crate) struct Releasable {
     name: String,
     geometry: RwLock<Geometry>,
-    device: RwLock<Option<FileDevice>>,
+    device: RwLock<Option<Arc<FileDevice>>>,
     /// Reads under way together begin no more.
     releasing: AtomicBool,
 }
 
-/// A stream that ends when the device is to be let go. What is read as one of its reads comes takes the lock once more,
-/// which is why readers do so though a writer waits.
+/// A stream that ends when the device is let go.
 struct UntilReleased<'r> {
     releasing: &'r AtomicBool,
     reads: &'r mut dyn ReadStream,
@@ -47,17 +52,21 @@ impl ReadStream for UntilReleased<'_> {
 impl Releasable {
     pub fn new(device: FileDevice) -> Self {
         let (name, geometry) = (device.name(), RwLock::new(device.geometry()));
-        Self { name, geometry, device: RwLock::new(Some(device)), releasing: AtomicBool::new(false) }
+        let device = RwLock::new(Some(Arc::new(device)));
+        Self { name, geometry, device, releasing: AtomicBool::new(false) }
     }
 
     /// Closes the device, once the calls under way are done.
     pub fn release(&self) {
         self.releasing.store(true, Ordering::SeqCst);
-        *self.device.write() = None;
+        let device = self.device.write().take();
+        if let Some(device) = device {
+            device.unlock();
+        }
     }
 
     fn with<T>(&self, what: &'static str, offset: u64, call: impl FnOnce(&FileDevice) -> Result<T>) -> Result<T> {
-        match &*self.device.read_recursive() {
+        match self.device.read().as_deref() {
             Some(device) => call(device),
             None => {
                 let source = std::io::Error::other("the store is closed");
@@ -81,11 +90,10 @@ impl Device for Releasable {
         self.with("read", offset, |device| device.read_value(offset, buffer))
     }
     fn read_stream(&self, reads: &mut dyn ReadStream) {
-        let device = self.device.read_recursive();
-        if let Some(device) = &*device {
+        let device = self.device.read().clone();
+        if let Some(device) = device {
             return device.read_stream(&mut UntilReleased { releasing: &self.releasing, reads });
         }
-        drop(device);
         while let Some((number, mut blocks)) = reads.next() {
             let outcome = self.read_value(blocks.first(), blocks.whole_mut());
             reads.arrived(number);
@@ -93,11 +101,11 @@ impl Device for Releasable {
         }
     }
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        self.device.read_recursive().as_ref().is_some_and(|device| device.read_now(offset, buffer))
+        self.device.read().as_ref().is_some_and(|device| device.read_now(offset, buffer))
     }
     fn whereabouts(&self) -> Whereabouts {
         // After the release the engine is not told where the device was.
-        self.device.read_recursive().as_ref().map_or_else(Whereabouts::default, Device::whereabouts)
+        self.device.read().as_ref().map_or_else(Whereabouts::default, |device| device.whereabouts())
     }
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.with("write", offset, |device| device.write(offset, data))

@@ -71,6 +71,8 @@ struct Part {
     wrote: usize,
     /// Expiries met while reading, whose index keys need not outlive their entries.
     seen: Vec<(OwnedKey, u64)>,
+    /// Of the values that were found.
+    found_bytes: usize,
 }
 
 /// What is known of a key.
@@ -106,7 +108,7 @@ enum Stands<'p> {
 impl Part {
     fn new(namespace: &Namespace) -> Self {
         let (keys, cleared, ranges, wrote, seen) = (Few::new(), false, Vec::new(), 0, Vec::new());
-        Self { namespace: namespace.clone(), keys, cleared, ranges, wrote, seen }
+        Self { namespace: namespace.clone(), keys, cleared, ranges, wrote, seen, found_bytes: 0 }
     }
 
     /// What is known of the key at this place.
@@ -124,8 +126,12 @@ impl Part {
     fn note(&mut self, at: usize, key: Key<'_>, stored: Option<Bytes>) -> StoreResult<()> {
         let expires_ms = stored.as_deref().map(peek).transpose()?.and_then(|seen| seen.expires_ms);
         self.seen.extend(expires_ms.map(|at| (key.to_owned_key(), at)));
-        // What was found first counts, since that is what is guarded.
-        self.keys.at_mut(at).found.get_or_insert(stored);
+        let found = &mut self.keys.at_mut(at).found;
+        if found.is_none() {
+            // What was found first counts, since that is what is guarded.
+            self.found_bytes += stored.as_ref().map_or(0, Bytes::len);
+            *found = Some(stored);
+        }
         Ok(())
     }
 
@@ -263,6 +269,11 @@ impl<'a> Txn<'a> {
     /// Bytes of the values that were written so far, with those that were written over since.
     pub fn written_bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Bytes of the values that were found so far, all of which are held and compared again by [`Txn::commit`].
+    pub fn found_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.found_bytes).sum()
     }
 
     /// Whether a write could not be, so that [`Txn::commit`] will fail.

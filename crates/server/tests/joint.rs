@@ -29,6 +29,8 @@ enum Refuses {
     Busy,
     /// Every third transaction: what was read is another value by now.
     Guards,
+    /// Nothing, but takes its time.
+    Slowly,
 }
 
 /// A store in memory that counts what it is given, refuses what the test says, and has one value come late.
@@ -38,6 +40,8 @@ struct Watched {
     /// Transactions that write to databases.
     submits: AtomicUsize,
     refused: AtomicUsize,
+    /// Most guards of a transaction.
+    guards: AtomicUsize,
     /// Reads of the key `cold` wait.
     holds: AtomicBool,
     waiting: Mutex<Vec<(Promise<Option<Bytes>>, Bytes)>>,
@@ -65,7 +69,11 @@ impl Forward for Watched {
         let of_database = |op: &&Op| matches!(op, Op::Object(object, _) if object.name().starts_with(b"db"));
         let values = txn.ops.iter().filter(of_database).count();
         let nth = self.submits.fetch_add(usize::from(values > 0), Ordering::SeqCst);
+        self.guards.fetch_max(txn.guards.len(), Ordering::SeqCst);
         let refuses = *self.refuses.lock();
+        if refuses == Refuses::Slowly {
+            std::thread::sleep(Duration::from_millis(40));
+        }
         // No command by itself does so much.
         let several = values > 6;
         // The first that writes to an object is given twice: it has to be made.
@@ -98,6 +106,7 @@ fn start() -> (Arc<Watched>, Running) {
         refuses: Mutex::new(Refuses::Nothing),
         submits: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),
+        guards: AtomicUsize::new(0),
         holds: AtomicBool::new(false),
         waiting: Mutex::default(),
     });
@@ -400,4 +409,50 @@ fn a_command_that_is_too_long_touches_none_beside_it() {
     assert_eq!((&got[0][..], &got[2][..], &got[9][..]), (":1\r\n", ":2\r\n", ":3\r\n"));
     assert_eq!(got[8], ":300002\r\n");
     client.check("HLEN h", ":1\r\n");
+}
+
+#[test]
+fn hashes_that_are_new_are_written_together() {
+    let (store, server) = start();
+    let mut client = server.client();
+    client.check("SET k v", "+OK\r\n");
+    store.submits.store(0, Ordering::SeqCst);
+    let lines: Vec<String> = (0..60).map(|nth| format!("HSET h{nth} f v")).collect();
+    client.send(&commands(&lines.iter().map(String::as_str).collect::<Vec<_>>()));
+    assert!(replies(&mut client, 60).iter().all(|reply| reply == ":1\r\n"));
+    let submits = store.submits.load(Ordering::SeqCst);
+    assert!(submits < 10, "{submits}");
+    client.check("SET h7 v", "+OK\r\n");
+    client.check("TYPE h8", "+hash\r\n");
+}
+
+/// What is found stands under guards, which are compared at the commit: of large values few at a time.
+#[test]
+fn commands_that_find_much_do_not_go_together() {
+    let (store, server) = start();
+    let mut client = server.client();
+    for nth in 0..60 {
+        let large = encode(&["SET", &format!("large{nth}"), &"x".repeat(100_000)]);
+        client.send(&large);
+        assert_eq!(replies(&mut client, 1), ["+OK\r\n"]);
+    }
+    store.guards.store(0, Ordering::SeqCst);
+    let lines: Vec<String> = (0..60).map(|nth| format!("SETNX large{nth} x")).chain(["INCR n".into()]).collect();
+    client.send(&commands(&lines.iter().map(String::as_str).collect::<Vec<_>>()));
+    let got = replies(&mut client, 61);
+    assert!(got[..60].iter().all(|reply| reply == ":0\r\n") && got[60] == ":1\r\n", "{got:?}");
+    let guards = store.guards.load(Ordering::SeqCst);
+    assert!((1..8).contains(&guards), "{guards}");
+}
+
+#[test]
+fn one_command_that_was_slow_is_told_whole_though_others_might_have_joined_it() {
+    let (store, server) = start();
+    let mut client = server.client();
+    client.check("CONFIG SET slowlog-log-slower-than 20000", "+OK\r\n");
+    *store.refuses.lock() = Refuses::Slowly;
+    client.send(&commands(&["SETRANGE k 3 value", "GET k"]));
+    assert_eq!(replies(&mut client, 2), [":8\r\n", "$8\r\n\0\0\0value\r\n"]);
+    let slow = client.run("SLOWLOG GET -1").to_lowercase();
+    assert!(slow.contains("*4\r\n$8\r\nsetrange\r\n$1\r\nk\r\n$1\r\n3\r\n$5\r\nvalue\r\n"), "{slow}");
 }

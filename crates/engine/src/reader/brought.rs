@@ -33,24 +33,31 @@ pub struct Place {
 /// See the module.
 #[derive(Default)]
 pub struct Brought {
-    places: Mutex<VecDeque<(Place, Blocks)>>,
+    held: Mutex<Held>,
     count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Held {
+    places: VecDeque<(Place, Blocks)>,
+    /// Of memory.
+    bytes: usize,
 }
 
 impl Brought {
     /// Keeps what was read.
     pub fn put(&self, place: Place, blocks: Blocks) {
         let mut dropped = Vec::new();
-        let mut places = self.places.lock();
-        places.push_back((place, blocks));
-        let mut bytes: usize = places.iter().map(|(_, blocks)| blocks.memory_bytes()).sum();
-        while places.len() > PLACES_MAX || bytes > BYTES_MAX {
-            let Some(oldest) = places.pop_front() else { break };
-            bytes -= oldest.1.memory_bytes();
+        let mut held = self.held.lock();
+        held.bytes += blocks.memory_bytes();
+        held.places.push_back((place, blocks));
+        while held.places.len() > PLACES_MAX || held.bytes > BYTES_MAX {
+            let Some(oldest) = held.places.pop_front() else { break };
+            held.bytes -= oldest.1.memory_bytes();
             dropped.push(oldest);
         }
-        self.count.store(places.len(), Ordering::Release);
-        drop(places);
+        self.count.store(held.places.len(), Ordering::Release);
+        drop(held);
         drop(dropped);
     }
 
@@ -60,12 +67,12 @@ impl Brought {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut places = self.places.lock();
-        let at = places.iter().position(|(here, _)| *here == place)?;
-        let found = places.remove(at);
-        self.count.store(places.len(), Ordering::Release);
-        drop(places);
-        found.map(|(_, blocks)| blocks)
+        let mut held = self.held.lock();
+        let at = held.places.iter().position(|(here, _)| *here == place)?;
+        let (_, blocks) = held.places.remove(at)?;
+        held.bytes -= blocks.memory_bytes();
+        self.count.store(held.places.len(), Ordering::Release);
+        Some(blocks)
     }
 }
 

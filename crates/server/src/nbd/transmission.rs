@@ -22,6 +22,8 @@
 //! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is
 //!    received.
 //! 3. A client that does not read its replies holds up threads of its own connection only.
+//! 4. A thread that leads sends a batch of small replies at a time; large ones are sent without the lead, since a
+//!    client may send much before it reads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -133,11 +135,19 @@ struct Ready {
     sending: bool,
 }
 
+impl Ready {
+    fn put(&mut self, replies: &mut Replies) {
+        self.bytes += replies.len();
+        self.replies.push(std::mem::take(replies));
+    }
+}
+
 /// What a thread does when it has given the lead away.
 enum Next {
     CarryOut(Request, Bytes),
     Read(Taken),
     Settle,
+    Send,
     End,
 }
 
@@ -221,6 +231,7 @@ impl<'t> Transmission<'t> {
                 }
                 Next::Read(taken) => self.read(taken, &mut replies, scope),
                 Next::Settle => self.settle(&mut replies),
+                Next::Send => self.send_ready(self.ready.lock(), &mut replies),
                 Next::End => {
                     if self.threads.fetch_sub(1, Ordering::SeqCst) == 1 {
                         // The last: nothing more is begun.
@@ -255,9 +266,10 @@ impl<'t> Transmission<'t> {
                 let payload = if request.command == command::WRITE { request.len as usize } else { 0 };
                 input.buffered().len() - REQUEST_BYTES >= payload
             });
-            if !whole || replies.len() > BATCH_BYTES {
-                // The rest may be long in coming.
-                self.send(replies);
+            // The rest may be long in coming.
+            if (!whole || replies.len() > BATCH_BYTES) && !self.send_leading(replies) {
+                self.ensure_follower(scope);
+                return Ok(Next::Send);
             }
             if !whole && self.may_settle() {
                 self.ensure_follower(scope);
@@ -294,7 +306,7 @@ impl<'t> Transmission<'t> {
             if alone && request.command == command::READ {
                 self.keep_reads_bounded(replies);
                 self.reserve(payload_held(&request), replies);
-                if self.reads.is_lone() && input.buffered().is_empty() {
+                if request.len < LARGE_BYTES && self.reads.is_lone() && input.buffered().is_empty() {
                     self.answer((&request, payload_held(&request)), Bytes::new(), replies, scope);
                     if self.reads.looks() && input.has_more() {
                         self.reads.came_together();
@@ -307,8 +319,11 @@ impl<'t> Transmission<'t> {
                     self.ensure_follower(scope);
                     return Ok(Next::Read(taken));
                 }
-                if input.buffered().is_empty() && !input.is_encrypted() && !self.has_to_settle() {
-                    self.send(replies);
+                if input.buffered().is_empty()
+                    && !input.is_encrypted()
+                    && !self.has_to_settle()
+                    && self.send_leading(replies)
+                {
                     self.leave_receiving(input);
                 }
                 continue;
@@ -590,28 +605,63 @@ impl<'t> Transmission<'t> {
         while ready.sending && ready.bytes >= READY_BYTES_MAX && !self.closing.load(Ordering::SeqCst) {
             self.sent.wait(&mut ready);
         }
-        ready.bytes += replies.len();
-        ready.replies.push(std::mem::take(replies));
+        ready.put(replies);
+        self.send_ready(ready, replies);
+    }
+
+    /// The same with the lead: these and little else. Whether that is done; if not, the caller gives the lead away and
+    /// sends what is left.
+    fn send_leading(&self, replies: &mut Replies) -> bool {
+        if replies.len() > 2 * BATCH_BYTES {
+            return false;
+        }
+        if replies.is_empty() {
+            self.release(std::mem::take(&mut replies.held));
+            return true;
+        }
+        let mut ready = self.ready.lock();
+        if ready.sending && ready.bytes >= READY_BYTES_MAX {
+            return false;
+        }
+        ready.put(replies);
+        if std::mem::replace(&mut ready.sending, true) {
+            return true;
+        }
+        loop {
+            ready = self.send_batch(ready, replies);
+            if ready.replies.is_empty() || ready.bytes > BATCH_BYTES {
+                ready.sending = false;
+                return ready.replies.is_empty();
+            }
+        }
+    }
+
+    /// Sends what is ready, with what comes meanwhile, if no thread is at that.
+    fn send_ready<'r>(&'r self, mut ready: MutexGuard<'r, Ready>, spare: &mut Replies) {
         if std::mem::replace(&mut ready.sending, true) {
             return;
         }
         while !ready.replies.is_empty() {
-            let batch = std::mem::take(&mut ready.replies);
-            ready.bytes = 0;
-            drop(ready);
-            self.sent.notify_all();
-            if let Err(error) = self.output.send(batch.iter().flat_map(Replies::parts)) {
-                self.fail(&error);
-            }
-            self.release(batch.iter().map(|replies| replies.held).sum());
-            if let [only] = &mut { batch }[..] {
-                // Its memory is used again.
-                only.clear();
-                *replies = std::mem::take(only);
-            }
-            ready = self.ready.lock();
+            ready = self.send_batch(ready, spare);
         }
         ready.sending = false;
+    }
+
+    fn send_batch<'r>(&'r self, mut ready: MutexGuard<'r, Ready>, spare: &mut Replies) -> MutexGuard<'r, Ready> {
+        let batch = std::mem::take(&mut ready.replies);
+        ready.bytes = 0;
+        drop(ready);
+        self.sent.notify_all();
+        if let Err(error) = self.output.send(batch.iter().flat_map(Replies::parts)) {
+            self.fail(&error);
+        }
+        self.release(batch.iter().map(|replies| replies.held).sum());
+        if let [only] = &mut { batch }[..] {
+            // Its memory is used again.
+            only.clear();
+            *spare = std::mem::take(only);
+        }
+        self.ready.lock()
     }
 
     /// So much less payload is under way.
@@ -628,8 +678,10 @@ impl<'t> Transmission<'t> {
             tracing::debug!(export = self.chosen.name, %error, "connection lost");
         }
         self.output.socket.shutdown(Shutdown::Both);
-        self.room.notify_all();
         // A thread that looked before waits by now.
+        drop(self.payload_bytes.lock());
+        drop(self.waiting.lock());
+        self.room.notify_all();
         drop(self.ready.lock());
         self.sent.notify_all();
     }

@@ -382,18 +382,18 @@ impl Connection {
                     (alone_to, used) = (used + 1, from);
                     continue;
                 }
-                Join::Full | Join::Alone if joint.is_some() => {
-                    if let Some(from) = self.end_joint(executor, joint.take(), &mut batch) {
+                Join::CommitFirst | Join::Alone if joint.is_some() => {
+                    if let Some(from) = self.end_joint(executor, joint.take(), (bytes, &limits), &mut batch) {
                         (alone_to, used) = (used, from);
                         // It may be within a command that is not whole.
                         self.parser = Parser::new();
                         continue;
                     }
-                    if matches!(joined, Join::Full) {
+                    if matches!(joined, Join::CommitFirst) {
                         continue;
                     }
                 }
-                Join::Full | Join::Alone => {}
+                Join::CommitFirst | Join::Alone => {}
             }
             match step {
                 Ok(Step::Incomplete) => {
@@ -476,9 +476,10 @@ impl Connection {
         &mut self,
         executor: &mut Executor<'e>,
         joint: Option<Joint<'e>>,
+        input: (&[u8], &Limits),
         batch: &mut Batch,
     ) -> Option<usize> {
-        match joint?.end(executor, &self.session, &mut self.output.bytes) {
+        match joint?.end(executor, &self.session, input, &mut self.output.bytes) {
             Ended::Apart(from) => Some(from),
             Ended::Replies(from, replies, barrier) => {
                 batch.add(from, barrier);

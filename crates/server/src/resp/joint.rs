@@ -12,7 +12,9 @@
 //!
 //! Invariants:
 //! 1. While commands are joined nothing is waited for: not for a lock, a value or room. Only the first waits for the
-//!    stripes of its keys, before anything is held.
+//!    stripes of its keys, before anything is held. The commit may wait as that of a single command does: for the
+//!    catalogue, where a database is written for the first time. And where index memory runs short between a command's
+//!    look and its reads, each of these waits a quarter of a second at most.
 //! 2. A key's stripe is held from before its command reads it until all of them are committed, so that watchers are
 //!    told and hashes are expected as by any other writer.
 //! 3. No reply is sent before the commit has answered; where it has written nothing the replies are taken back, with
@@ -27,11 +29,12 @@ use smallvec::SmallVec;
 
 use crate::resp::commands::{Call, Command, Executor, JOINS, MAKES_HASH, Run, Table};
 use crate::resp::observer::Runs;
-use crate::resp::parse::Args;
+use crate::resp::parse::{Args, Limits, Parser, Step};
 use crate::resp::refusal::{Refusal, store_error_line};
 use crate::resp::reply::ReplyWriter;
 use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
+use crate::resp::slowlog::KeptArgs;
 use crate::trace;
 
 /// Longest command that joins, in bytes with its framing: one whose key or value may be too long is run alone.
@@ -42,6 +45,8 @@ const COMMANDS_MAX: u64 = 64;
 const KEYS_MAX: usize = 64;
 /// Bytes that they write together at most, but what the last command writes: APPEND makes much of little.
 const WRITTEN_BYTES_MAX: usize = 256 << 10;
+/// Bytes that they find together at most, but what the last command finds: they are compared again at the commit.
+const FOUND_BYTES_MAX: usize = 256 << 10;
 
 /// Commands that were run and are not committed.
 pub(crate) struct Joint<'e> {
@@ -64,7 +69,7 @@ pub(crate) enum Join {
     /// It was run with those before it, and took so many bytes of the input.
     Joined(usize),
     /// Those before it have to be committed first. Then it may be asked again.
-    Full,
+    CommitFirst,
     /// It was not looked at, and is to be run alone, once those before it are committed.
     Alone,
     /// Nothing is left of it and of those before it: they are to be run alone, from this place of the input on.
@@ -108,20 +113,21 @@ impl<'e> Joint<'e> {
         let Some(database) = shared.keyspace.database_if_open(session.database) else { return Join::Alone };
         if shared.keyspace.kv.stall(Waits::default()).is_some() {
             // The store would refuse them all, or have a read wait for memory while stripes are held.
-            return if joint.is_some() { Join::Full } else { Join::Alone };
+            return if joint.is_some() { Join::CommitFirst } else { Join::Alone };
         }
         if command.flags & MAKES_HASH != 0 {
-            for key in command.keys_of(args).filter(|key| !shared.keyspace.expects_hash(key)) {
-                if joint.is_some() {
-                    return Join::Full;
+            for key in command.keys_of(args) {
+                if joint.is_none() {
+                    shared.keyspace.expect_hash(key);
+                } else if !shared.keyspace.expect_hash_now(key) {
+                    return Join::CommitFirst;
                 }
-                shared.keyspace.expect_hash(key);
             }
         }
         let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
             command.keys_of(args).map(|key| database.locate(key)).collect();
         if joint.as_mut().is_some_and(|joint| joint.is_full() || !joint.txn.try_hold(&keys)) {
-            return Join::Full;
+            return Join::CommitFirst;
         }
         let own = match joint {
             Some(own) => own,
@@ -172,8 +178,14 @@ impl<'e> Joint<'e> {
         Join::Apart(used)
     }
 
-    /// Commits the commands that were joined.
-    pub(crate) fn end(self, executor: &mut Executor<'_>, session: &Session, out: &mut Vec<u8>) -> Ended {
+    /// Commits the commands that were joined, which began in `input`.
+    pub(crate) fn end(
+        self,
+        executor: &mut Executor<'_>,
+        session: &Session,
+        (input, limits): (&[u8], &Limits),
+        out: &mut Vec<u8>,
+    ) -> Ended {
         let Self { txn, barrier, used, from, began, tally, mut runs, commands, .. } = self;
         let (committed, behind) = txn.commit(executor.shared.durability()).into_parts();
         let barrier = Barrier::later(barrier, behind);
@@ -193,12 +205,21 @@ impl<'e> Joint<'e> {
                 return Ended::Apart(used);
             }
         }
-        executor.observer.ran_jointly(session, began, &runs);
+        executor.observer.ran_jointly(session, began, &runs, |name| {
+            let (mut parser, first) = (Parser::new(), &input[used..]);
+            match parser.next(first, limits) {
+                Ok(Step::Command(_)) if commands == 1 => KeptArgs::new(name, parser.args(first)),
+                _ => KeptArgs::of_name(name),
+            }
+        });
         Ended::Replies(from, commands, barrier)
     }
 
     fn is_full(&self) -> bool {
-        self.commands >= COMMANDS_MAX || self.keys >= KEYS_MAX || self.txn.written_bytes() > WRITTEN_BYTES_MAX
+        self.commands >= COMMANDS_MAX
+            || self.keys >= KEYS_MAX
+            || self.txn.written_bytes() > WRITTEN_BYTES_MAX
+            || self.txn.found_bytes() > FOUND_BYTES_MAX
     }
 
     fn count(&mut self, command: usize, failed: bool) {

@@ -316,9 +316,13 @@ impl Keyspace {
         }
     }
 
-    /// Whether that is known of the key already, so that [`Keyspace::expect_hash`] waits for nothing.
-    pub(crate) fn expects_hash(&self, key: &[u8]) -> bool {
-        self.kinds.expects_hash(key)
+    /// The same where nothing may be waited for, if nothing has to be.
+    pub(crate) fn expect_hash_now(&self, key: &[u8]) -> bool {
+        if !self.kinds.expects_hash(key) {
+            let Some(_held) = self.blind.try_write() else { return false };
+            self.kinds.expect_hash(key);
+        }
+        true
     }
 
     /// To be called before a watcher of the key registers.

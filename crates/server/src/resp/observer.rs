@@ -138,8 +138,14 @@ impl<'e> Observer<'e> {
             && !self.shared.monitors.any()
     }
 
-    /// Commands that went as one transaction were run.
-    pub(crate) fn ran_jointly(&mut self, session: &Session, began: Instant, runs: &[Runs]) {
+    /// Commands that went as one transaction were run. `args`: of the first of them.
+    pub(crate) fn ran_jointly(
+        &mut self,
+        session: &Session,
+        began: Instant,
+        runs: &[Runs],
+        args: impl FnOnce(&'static str) -> KeptArgs,
+    ) {
         let ended = Instant::now();
         self.ended = Some(ended);
         let took = ended - began;
@@ -151,7 +157,7 @@ impl<'e> Observer<'e> {
         if let [first, ..] = runs
             && took_ns >= self.slow_from_ns()
         {
-            self.note_slow(session, first.command, took, KeptArgs::of_name);
+            self.note_slow(session, first.command, took, args);
         }
     }
 
