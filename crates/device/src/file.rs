@@ -36,8 +36,6 @@ const BLOCK_BYTES: u32 = 4096;
 const FILL_BYTES: usize = 1 << 20;
 /// So many syncs go on at the same time at most: the log's, the cleaner's, that of filling ahead, and one more.
 const SYNCS_MAX: usize = 4;
-/// A read of what the device was told of begins in one of so many blocks.
-const TOLD_BLOCKS: u64 = 4;
 /// Of so many reads the kernel is told, of one thread.
 const TOLD_MAX: usize = 64;
 
@@ -499,9 +497,9 @@ impl Device for FileDevice {
     fn will_read(&self, offset: u64, len: u64) {
         // None would mean: up to the end of the file.
         let Some(len) = NonZeroU64::new(len) else { return };
-        // Where the read begins within a few blocks of this.
-        (0..TOLD_BLOCKS.min(len.get().div_ceil(u64::from(BLOCK_BYTES)))).for_each(|number| {
-            self.places.note(offset + number * u64::from(BLOCK_BYTES));
+        // Where the read begins and ends is known about.
+        (0..=len.get() / u64::from(BLOCK_BYTES)).for_each(|number| {
+            self.places.note(offset + number * u64::from(BLOCK_BYTES), 1);
         });
         // Of a file system that does not know of it nothing is expected.
         let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);

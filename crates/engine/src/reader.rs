@@ -34,7 +34,7 @@ use crate::buffer::SegmentBuffer;
 use crate::cache::{Cache, CachePolicy, Weigh};
 use crate::format::{
     COMPRESSED_HEADER_BYTES, CRC_BLOCK_BYTES, Compressed, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_HEADER_BYTES,
-    OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, verify_payload, verify_payload_part,
+    OpHeader, decompress_payload, verify_payload, verify_payload_part,
 };
 use crate::index::Loc;
 use crate::segments::{Lsn, Segments};
@@ -44,7 +44,7 @@ pub use asked::{Asked, Sought};
 use bringing::Bringing;
 pub use bringing::{Next, Part};
 use brought::{Brought, Place};
-pub use records::SegmentView;
+pub use records::{SegmentView, each_operation};
 pub use uses::CacheUses;
 use uses::UseTable;
 
@@ -481,6 +481,7 @@ impl Reader {
     fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
         let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
+            None if self.is_most(loc, range.len()) => return self.fetch_most(loc, asked, range, durable, how),
             // A write has no key but the few bytes that moving adds; any other may have one of 64 KiB.
             None if matches!(asked.what, Sought::Data(_)) => self.read_head(loc, asked, WRITE_HEAD_BYTES, how)?.0,
             None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8, how)?.0,
@@ -493,13 +494,30 @@ impl Reader {
         Ok(Found { value: self.stored_part(loc, &head, range, &[], how)?, wait_to })
     }
 
+    /// Whether a part of a payload of so many bytes is most of what stands there: its blocks and what stands before them
+    /// are read at once then.
+    fn is_most(&self, loc: Loc, len: usize) -> bool {
+        len as u64 * 2 >= self.clamp_span(loc)
+    }
+
+    /// As [`Reader::fetch_blocks`], with one read of all that stands there.
+    fn fetch_most(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
+        let (head, operation) = self.read_head(loc, asked, usize::MAX, how)?;
+        let header = head.header;
+        let is_there = range.end <= header.payload_len as usize && header.payload_end() <= operation.len();
+        if !is_there || header.flags & OP_FLAG_COMPRESSED != 0 {
+            return Err(short_payload(loc).into());
+        }
+        let blocks = operation.into_bytes(false).slice(blocks_of(&header, &range));
+        let value = self.verified_part(loc, &head, range, &blocks)?;
+        Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) })
+    }
+
     /// Bytes of a stored payload: the blocks that they stand in are read, as far as they are not among `known`, the
     /// operation's first bytes, and verified.
     fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8], how: How) -> Looked<Bytes> {
         let header = &head.header;
         let place = blocks_of(header, &range);
-        let blocks_start = place.start - header.payload_start();
-        let first_block = blocks_start / CRC_BLOCK_BYTES;
         let blocks = match known.get(place.clone()) {
             Some(known) => Bytes::copy_from_slice(known),
             None => {
@@ -507,14 +525,22 @@ impl Reader {
                 self.read_device(place, how)?.into_bytes(false)
             }
         };
+        Ok(self.verified_part(loc, head, range, &blocks)?)
+    }
+
+    /// A range of a stored payload, of the blocks that it touches, once these hold.
+    fn verified_part(&self, loc: Loc, head: &Cached, range: Range<usize>, blocks: &Bytes) -> Result<Bytes> {
+        let header = &head.header;
+        let first_block = range.start / CRC_BLOCK_BYTES;
+        let blocks_start = first_block * CRC_BLOCK_BYTES;
         let began = sampled();
         let holds = if header.crcs_bytes() == 0 {
-            crc32c::crc32c(&blocks) == header.payload_crc
+            crc32c::crc32c(blocks) == header.payload_crc
         } else {
-            verify_payload_part(&head.bytes, first_block, &blocks)
+            verify_payload_part(&head.bytes, first_block, blocks)
         };
         if !holds {
-            return Err(corrupt(loc, header, "payload").into());
+            return Err(corrupt(loc, header, "payload"));
         }
         self.counters.verify.add_since(began);
         Ok(blocks.slice(range.start - blocks_start..range.end - blocks_start))
@@ -655,7 +681,7 @@ impl Reader {
     /// Where a large operation's header, key and block checksums stand, with `more` bytes.
     fn head_place(&self, loc: Loc, more: usize) -> Place {
         let span = self.clamp_span(loc);
-        self.place(loc, 0, span.min(more as u64 + span / 1024))
+        self.place(loc, 0, span.min((more as u64).saturating_add(span / 1024)))
     }
 
     /// What of a write's payload would be read of the device for a part of it.
@@ -668,7 +694,8 @@ impl Reader {
             return Some(place(0, self.clamp_span(loc)));
         }
         let Some(head) = self.cache.get(&Key::Head(loc.raw(), generation)) else {
-            return Some(Place { generation, ..self.head_place(loc, WRITE_HEAD_BYTES) });
+            let more = if self.is_most(loc, len as usize) { usize::MAX } else { WRITE_HEAD_BYTES };
+            return Some(Place { generation, ..self.head_place(loc, more) });
         };
         let blocks = blocks_of(&head.header, &(skip as usize..skip as usize + len as usize));
         (blocks.end as u64 <= self.clamp_span(loc)).then(|| place(blocks.start as u64, blocks.len() as u64))
@@ -750,34 +777,6 @@ fn not_compressed(loc: Loc, header: &OpHeader) -> Error {
 
 fn short_payload(loc: Loc) -> Error {
     Error::Corrupt { offset: loc.offset(), what: "payload is shorter than the index says".into() }
-}
-
-/// Walks the operations of a record's body, verifying each: `f(header, operation bytes, device offset)`.
-///
-/// # Errors
-/// [`Error::Corrupt`] for the first that does not hold; errors of `f`.
-pub fn each_operation(
-    record: &RecordHeader,
-    offset: u64,
-    operations: &[u8],
-    store_seed: u32,
-    mut f: impl FnMut(&OpHeader, &[u8], u64) -> Result<()>,
-) -> Result<()> {
-    let bad = |offset: u64, what: &str| Error::Corrupt { offset, what: what.into() };
-    let mut rest = operations;
-    let mut at = offset + RECORD_HEADER_BYTES as u64;
-    for _ in 0..record.op_count {
-        let header = OpHeader::decode(rest, store_seed, record.generation, at)
-            .ok_or_else(|| bad(at, "operation header checksum mismatch"))?;
-        let total = header.total_bytes() as usize;
-        if total > rest.len() || !verify_payload(&header, rest) {
-            return Err(bad(at, "payload checksum mismatch"));
-        }
-        f(&header, &rest[..total], at)?;
-        rest = &rest[total..];
-        at += total as u64;
-    }
-    if rest.is_empty() { Ok(()) } else { Err(bad(at, "record is longer than its operations")) }
 }
 
 #[cfg(test)]

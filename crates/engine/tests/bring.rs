@@ -132,23 +132,69 @@ fn what_is_brought_is_read_without_waiting_and_is_what_was_written() {
     }
 }
 
+/// Of a large write that is read whole, or by more than half, all is read at once, by who waits and by who has it brought.
 #[test]
-fn rot_is_found_in_what_is_brought() {
-    let memory = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES));
-    let device = Arc::clone(&memory) as Arc<dyn Device>;
-    let engine = filled(&device);
-    // Where the value of part 9 stands.
-    let wanted = &value(9, SMALL)[..];
+fn a_large_write_is_one_read_of_the_device() {
+    for range in [0..LARGE, 100..LARGE - 7, LARGE / 3..LARGE] {
+        for (_folder, device) in devices() {
+            let engine = filled(&device);
+            let reads = || engine.stats().device_reads;
+            let of = |number: u64| number * LARGE + range.start..number * LARGE + range.end;
+            let expected = |number: u64| value(number, LARGE).slice(range.start as usize..range.end as usize);
+            let before = reads();
+            assert_eq!(engine.read(&object("large"), of(1)).wait().unwrap(), expected(1));
+            assert_eq!(reads() - before, 1, "{range:?}");
+            let brought = Reads::of(&engine, (2..6).map(|number| (object("large"), of(number)))).bring();
+            assert_eq!((brought.here, reads() - before), (4, 5), "{range:?}");
+            for (number, (_, _, found)) in (2..6).zip(brought.found) {
+                assert_eq!(found.unwrap(), expected(number));
+            }
+        }
+    }
+}
+
+#[test]
+fn rot_is_found_anywhere_in_a_large_write_that_is_read_at_once() {
+    for from_end in [1, LARGE / 2, LARGE - 1, LARGE + 40, LARGE + 300, LARGE + 510] {
+        let device = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES)) as Arc<dyn Device>;
+        let engine = filled(&device);
+        let at = place_of(&device, &value(3, LARGE)) + LARGE - from_end;
+        let mut block = vec![0; 4096];
+        device.read(at / 4096 * 4096, &mut block).unwrap();
+        block[(at % 4096) as usize] ^= 1;
+        device.write(at / 4096 * 4096, &block).unwrap();
+        let whole = |number: u64| (object("large"), number * LARGE..(number + 1) * LARGE);
+        let reads = Reads::of(&engine, (0..8).map(whole)).bring();
+        for (number, (_, _, found)) in (0..8).zip(reads.found) {
+            match number {
+                3 => assert!(matches!(found, Err(Error::Corrupt { .. })), "{from_end}: {found:?}"),
+                _ => assert_eq!(found.unwrap(), value(number, LARGE)),
+            }
+        }
+    }
+}
+
+/// Where these bytes stand.
+fn place_of(device: &Arc<dyn Device>, wanted: &[u8]) -> u64 {
     let mut segment = vec![0; SEGMENT_BYTES as usize];
     let at = (0..64).find_map(|number| {
         device.read(number * SEGMENT_BYTES, &mut segment).unwrap();
         let within = segment.windows(wanted.len()).position(|window| window == wanted)?;
         Some(number * SEGMENT_BYTES + within as u64)
     });
-    let block = at.unwrap() / 4096 * 4096;
+    at.unwrap()
+}
+
+#[test]
+fn rot_is_found_in_what_is_brought() {
+    let memory = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES));
+    let device = Arc::clone(&memory) as Arc<dyn Device>;
+    let engine = filled(&device);
+    let at = place_of(&device, &value(9, SMALL));
+    let block = at / 4096 * 4096;
     let mut bytes = vec![0; 4096];
     device.read(block, &mut bytes).unwrap();
-    bytes[(at.unwrap() % 4096) as usize] ^= 1;
+    bytes[(at % 4096) as usize] ^= 1;
     device.write(block, &bytes).unwrap();
     let reads = Reads::of(&engine, (0..20).map(small)).bring();
     for (_, range, found) in reads.found {

@@ -9,6 +9,7 @@
 //! 2. A cold page has not changed since the checkpoint that wrote it.
 
 mod extents;
+mod shared_vec;
 mod slots;
 mod tree;
 

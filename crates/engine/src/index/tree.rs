@@ -34,15 +34,17 @@ use self::node::{
 pub use self::node::{Kept, PageId, TREE_KEY_BYTES_MAX};
 use self::page::{Page, common_prefix_len};
 pub use self::saved::{SavedLeaf, SavedPage};
+use super::shared_vec::SharedVec;
 use super::{Dropped, Missing, Used};
 use crate::format::Loc;
 
-/// The map. See the module. A clone shares all pages with its original until one of the two changes them.
+/// The map. See the module. A clone shares all pages with its original until one of the two changes them;
+/// making one takes a moment for each 128 pages.
 #[derive(Clone)]
 pub struct Tree<V> {
-    leaves: Vec<Leaf<V>>,
+    leaves: SharedVec<Leaf<V>>,
     free_leaves: Vec<u32>,
-    inners: Vec<Inner>,
+    inners: SharedVec<Inner>,
     free_inners: Vec<u32>,
     root: u32,
     /// Inner pages above each leaf.
@@ -71,9 +73,9 @@ impl<V: Kept> Tree<V> {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            leaves: Vec::new(),
+            leaves: SharedVec::new(),
             free_leaves: Vec::new(),
-            inners: Vec::new(),
+            inners: SharedVec::new(),
             free_inners: Vec::new(),
             root: NONE,
             height: 0,
@@ -113,8 +115,8 @@ impl<V: Kept> Tree<V> {
         size_of::<Self>()
             + self.page_bytes
             + self.inner_bytes
-            + self.leaves.capacity() * size_of::<Leaf<V>>()
-            + self.inners.capacity() * size_of::<Inner>()
+            + self.leaves.heap_bytes()
+            + self.inners.heap_bytes()
             + (self.free_leaves.capacity() + self.free_inners.capacity()) * size_of::<u32>()
             + self.dirty.capacity() * size_of::<u64>()
     }
@@ -333,12 +335,13 @@ impl<V: Kept> Tree<V> {
     /// Takes a leaf out of memory that the last checkpoint has at `loc`, unless it has changed or was just used.
     pub fn drop_page(&mut self, id: PageId, loc: Loc) -> Dropped {
         let dirty = self.dirty.get((id / u64::BITS) as usize).is_some_and(|bits| bits >> (id % u64::BITS) & 1 == 1);
-        match self.leaves.get_mut(id as usize) {
+        match self.leaves.get(id as usize) {
             Some(leaf) if leaf.in_use() && leaf.cold().is_none() && !dirty => {
                 if leaf.used.take() {
                     return Dropped::Used;
                 }
-                let Body::Hot(page) = std::mem::replace(&mut leaf.body, Body::Cold(loc)) else { return Dropped::Stays };
+                let body = &mut self.leaves[id as usize].body;
+                let Body::Hot(page) = std::mem::replace(body, Body::Cold(loc)) else { return Dropped::Stays };
                 self.page_bytes -= page.heap_bytes();
                 self.cold += 1;
                 Dropped::Freed(page.heap_bytes())
@@ -349,7 +352,7 @@ impl<V: Kept> Tree<V> {
 
     /// Puts back a leaf that left memory. Nothing happens when it is there again. False unless it fits where it was.
     pub fn restore(&mut self, id: PageId, at: Loc, saved: SavedLeaf<V>) -> bool {
-        let Some(leaf) = self.leaves.get_mut(id as usize).filter(|leaf| leaf.cold() == Some(at)) else { return true };
+        let Some(leaf) = self.leaves.get(id as usize).filter(|leaf| leaf.cold() == Some(at)) else { return true };
         let mut page = saved.0;
         let Some(last) = page.len().checked_sub(1) else { return false };
         let (previous, next) = (leaf.previous, leaf.next);
@@ -392,7 +395,7 @@ impl<V: Kept> Tree<V> {
         }
         saved.sort_by(|(_, a), (_, b)| a.first.cmp(&b.first));
         let mut tree = Self::new();
-        tree.leaves.resize_with(numbers as usize, || Leaf::new(Page::new(), NONE, NONE));
+        (0..numbers).for_each(|_| tree.leaves.push(Leaf::new(Page::new(), NONE, NONE)));
         let mut level: Vec<(Vec<u8>, u32)> = Vec::with_capacity(saved.len());
         let mut previous: Option<(PageId, Vec<u8>)> = None;
         for (id, page) in saved {
@@ -599,13 +602,10 @@ fn set_bit(bits: &mut Vec<u64>, at: u32) {
     bits[word] |= 1 << (at % u64::BITS);
 }
 
-fn place_in<T>(arena: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
+fn place_in<T: Clone>(arena: &mut SharedVec<T>, free: &mut Vec<u32>, item: T) -> u32 {
     if let Some(id) = free.pop() {
         arena[id as usize] = item;
         return id;
-    }
-    if arena.len() == arena.capacity() {
-        arena.reserve_exact((arena.len() / 4).max(1));
     }
     arena.push(item);
     let id = u32::try_from(arena.len() - 1).expect("an arena has fewer than 2^32 pages");

@@ -1,6 +1,8 @@
-//! The records of a segment that is in memory, in order.
+//! The records of a segment that is in memory, in order, and the operations of a record.
 
-use crate::format::{RECORD_HEADER_BYTES, RecordHeader, round_up};
+use esker_store::{Error, Result};
+
+use crate::format::{OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up, verify_payload};
 
 /// A whole segment in memory, and what its records are verified with.
 pub struct SegmentView<'a> {
@@ -38,4 +40,32 @@ impl<'a> SegmentView<'a> {
             None
         })
     }
+}
+
+/// Walks the operations of a record's body, verifying each: `f(header, operation bytes, device offset)`.
+///
+/// # Errors
+/// [`Error::Corrupt`] for the first that does not hold; errors of `f`.
+pub fn each_operation(
+    record: &RecordHeader,
+    offset: u64,
+    operations: &[u8],
+    store_seed: u32,
+    mut f: impl FnMut(&OpHeader, &[u8], u64) -> Result<()>,
+) -> Result<()> {
+    let bad = |offset: u64, what: &str| Error::Corrupt { offset, what: what.into() };
+    let mut rest = operations;
+    let mut at = offset + RECORD_HEADER_BYTES as u64;
+    for _ in 0..record.op_count {
+        let header = OpHeader::decode(rest, store_seed, record.generation, at)
+            .ok_or_else(|| bad(at, "operation header checksum mismatch"))?;
+        let total = header.total_bytes() as usize;
+        if total > rest.len() || !verify_payload(&header, rest) {
+            return Err(bad(at, "payload checksum mismatch"));
+        }
+        f(&header, &rest[..total], at)?;
+        rest = &rest[total..];
+        at += total as u64;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(bad(at, "record is longer than its operations")) }
 }
