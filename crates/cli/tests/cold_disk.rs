@@ -220,6 +220,35 @@ fn a_client_that_waited_for_each_read_sends_much_before_it_reads_much() {
     store.close().unwrap();
 }
 
+/// The same of many small reads: their answers are more than a socket takes, and are answered from memory by the thread
+/// that receives.
+#[test]
+fn a_client_that_reads_nothing_for_a_while_may_go_on_to_send() {
+    let folder = tempfile::tempdir().unwrap();
+    let Served { store, place, handle, thread } = served(folder.path());
+    let mut client = Client::connect(&place, WITHIN).unwrap();
+    let cells: Vec<u8> = (0..256).flat_map(|cell| filled(cell, 1)).collect();
+    for round in 0..20 {
+        // What was just written is in memory.
+        client.send(command::WRITE, 0, 0, cells.len() as u32, &cells).unwrap();
+        assert_eq!(client.receive().unwrap().error, 0);
+        let mut send = |number: u64| client.send(command::READ, 0, number * CELL, CELL as u32, &[]).unwrap();
+        let cookies: HashMap<u64, u64> = (0..100).map(|number| (send(number), number)).collect();
+        client.push().unwrap();
+        std::thread::sleep(Duration::from_millis(round));
+        client.send(command::WRITE, 0, 512 * CELL, cells.len() as u32, &cells).unwrap();
+        for _ in 0..101 {
+            let reply = client.receive().unwrap();
+            assert_eq!(reply.error, 0);
+            assert!(cookies.get(&reply.cookie).is_none_or(|cell| reply.data == filled(*cell, 1)));
+        }
+    }
+    drop(client);
+    handle.shutdown();
+    thread.join().unwrap();
+    store.close().unwrap();
+}
+
 /// Failure: a store could not be closed, nor opened again, while a client did not read what it had asked for. Cause:
 /// the thread that sent the answers held the device's lock.
 #[test]

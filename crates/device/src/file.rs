@@ -36,6 +36,8 @@ const BLOCK_BYTES: u32 = 4096;
 const FILL_BYTES: usize = 1 << 20;
 /// So many syncs go on at the same time at most: the log's, the cleaner's, that of filling ahead, and one more.
 const SYNCS_MAX: usize = 4;
+/// Of more bytes that the device is told of the first and the last are read, or none through the page cache.
+const TOLD_BYTES_MAX: u64 = 2 << 20;
 /// Of so many reads the kernel is told, of one thread.
 const TOLD_MAX: usize = 64;
 
@@ -497,10 +499,13 @@ impl Device for FileDevice {
     fn will_read(&self, offset: u64, len: u64) {
         // None would mean: up to the end of the file.
         let Some(len) = NonZeroU64::new(len) else { return };
-        // Where the read begins and ends is known about.
-        (0..=len.get() / u64::from(BLOCK_BYTES)).for_each(|number| {
-            self.places.note(offset + number * u64::from(BLOCK_BYTES), 1);
-        });
+        if len.get() > TOLD_BYTES_MAX {
+            self.places.note(offset, len.get());
+        } else {
+            // Where within it the read begins and ends is known about only.
+            let blocks = offset / u64::from(BLOCK_BYTES)..=(offset + len.get() - 1) / u64::from(BLOCK_BYTES);
+            blocks.for_each(|block| self.places.note(block * u64::from(BLOCK_BYTES), 1));
+        }
         // Of a file system that does not know of it nothing is expected.
         let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
     }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, types};
+use libc::{EAGAIN, EBUSY, EMFILE, ENFILE, ENOMEM};
 use parking_lot::Mutex;
 
 use crate::Blocks;
@@ -60,8 +61,8 @@ impl Rings {
         match quiet.or_else(|_| IoUring::new(TOGETHER_MAX as u32)).and_then(that_reads) {
             Ok(ring) => Some(Ring { ring, slots: Vec::new(), free: Vec::new(), under_way: 0 }),
             Err(error) => {
-                // One that may open no more files may have one later.
-                let is_for_good = !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
+                // One that may open no more files may have one later, as where memory is short.
+                let is_for_good = !matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM | EAGAIN | EBUSY));
                 self.none.store(is_for_good, Ordering::Relaxed);
                 None
             }

@@ -50,7 +50,7 @@ use uses::UseTable;
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
-/// Bytes that a hint has the device read of one payload, at most.
+/// Longest payload that a hint has the device read, in bytes.
 const HINT_BYTES_MAX: u64 = 256 << 10;
 
 /// A compressed write of up to so many bytes is read at once.
@@ -307,16 +307,17 @@ impl Reader {
         self.device.will_read(loc.offset(), self.clamp_span(loc));
     }
 
-    /// As [`Reader::begin`], but for what is beyond the first [`HINT_BYTES_MAX`] bytes: who asked may never come for
-    /// it.
+    /// As [`Reader::begin`], but for what is longer than [`HINT_BYTES_MAX`]: who asked may never come for it.
     pub fn begin_hinted(&self, loc: Loc) {
-        self.device.will_read(loc.offset(), self.clamp_span(loc).min(HINT_BYTES_MAX));
+        if self.clamp_span(loc) <= HINT_BYTES_MAX {
+            self.begin(loc);
+        }
     }
 
     /// The device begins to read the blocks of a payload that [`Reader::fetch_part`] will ask for, as far as it can.
     pub fn begin_part(&self, loc: Loc, skip: u32, len: u32) {
         let span = self.clamp_span(loc);
-        if span as usize <= WHOLE_PAYLOAD_BYTES_MAX || loc.is_compressed() {
+        if span as usize <= WHOLE_PAYLOAD_BYTES_MAX || loc.is_compressed() || self.is_most(loc, len as usize) {
             return self.begin(loc);
         }
         // Headers and checksums stand before the payload: about where the part is, with a block on either side.
@@ -477,14 +478,23 @@ impl Reader {
         self.fetch_blocks(loc, asked, range, durable, how)
     }
 
-    /// Reads only the blocks of a large payload that `range` touches.
+    /// Reads only the blocks of a large payload that `range` touches, but where these are most of it.
     fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
         let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
-            None if self.is_most(loc, range.len()) => return self.fetch_most(loc, asked, range, durable, how),
-            // A write has no key but the few bytes that moving adds; any other may have one of 64 KiB.
-            None if matches!(asked.what, Sought::Data(_)) => self.read_head(loc, asked, WRITE_HEAD_BYTES, how)?.0,
-            None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8, how)?.0,
+            None => {
+                if self.is_most(loc, range.len()) {
+                    match self.fetch_most(loc, asked, range.clone(), durable, how) {
+                        // Perhaps of a part that was not asked for.
+                        Err(Miss::Failed(error)) if !matches!(error, Error::Corrupt { .. }) => {}
+                        most => return most,
+                    }
+                }
+                // A write has no key but the few bytes that moving adds; any other may have one of 64 KiB.
+                let is_write = matches!(asked.what, Sought::Data(_));
+                let more = if is_write { WRITE_HEAD_BYTES } else { OP_HEADER_BYTES + (1 << 16) + 8 };
+                self.read_head(loc, asked, more, how)?.0
+            }
         };
         let header = head.header;
         if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
@@ -497,7 +507,7 @@ impl Reader {
     /// Whether a part of a payload of so many bytes is most of what stands there: its blocks and what stands before them
     /// are read at once then.
     fn is_most(&self, loc: Loc, len: usize) -> bool {
-        len as u64 * 2 >= self.clamp_span(loc)
+        len as u64 * 4 >= self.clamp_span(loc) * 3
     }
 
     /// As [`Reader::fetch_blocks`], with one read of all that stands there.

@@ -5,9 +5,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use esker_device::{Device, FileDevice, MemoryDevice, OpenMode};
+use esker_device::{Device, FileDevice, Geometry, MemoryDevice, OpenMode};
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_store::{Change, Error, ObjectId, ObjectStore, Parts, Transaction};
 
@@ -132,10 +133,10 @@ fn what_is_brought_is_read_without_waiting_and_is_what_was_written() {
     }
 }
 
-/// Of a large write that is read whole, or by more than half, all is read at once, by who waits and by who has it brought.
+/// Of a large write that is read whole, or by most of it, all is read at once, by who waits and by who has it brought.
 #[test]
 fn a_large_write_is_one_read_of_the_device() {
-    for range in [0..LARGE, 100..LARGE - 7, LARGE / 3..LARGE] {
+    for range in [0..LARGE, 100..LARGE - 7, LARGE / 5..LARGE] {
         for (_folder, device) in devices() {
             let engine = filled(&device);
             let reads = || engine.stats().device_reads;
@@ -172,6 +173,62 @@ fn rot_is_found_anywhere_in_a_large_write_that_is_read_at_once() {
             }
         }
     }
+}
+
+/// A device of which one place cannot be read, if there is one.
+struct Scratched(MemoryDevice, AtomicU64);
+
+impl Device for Scratched {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> esker_device::Result<()> {
+        if (offset..offset + buffer.len() as u64).contains(&self.1.load(Ordering::SeqCst)) {
+            let source = std::io::Error::other("the platter is scratched");
+            return Err(esker_device::Error::Io { name: self.name(), what: "read", offset, source });
+        }
+        self.0.read(offset, buffer)
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> esker_device::Result<()> {
+        self.0.write(offset, data)
+    }
+    fn sync(&self) -> esker_device::Result<()> {
+        self.0.sync()
+    }
+    fn reserve(&self, offset: u64, len: u64) -> esker_device::Result<()> {
+        self.0.reserve(offset, len)
+    }
+    fn discard(&self, offset: u64, len: u64) -> esker_device::Result<()> {
+        self.0.discard(offset, len)
+    }
+    fn name(&self) -> String {
+        self.0.name()
+    }
+}
+
+/// What is read at once with what is asked for does not keep that from being read.
+#[test]
+fn a_place_that_cannot_be_read_fails_reads_of_it_alone() {
+    let scratched = Arc::new(Scratched(MemoryDevice::new(64 * SEGMENT_BYTES), AtomicU64::new(u64::MAX)));
+    let device = Arc::clone(&scratched) as Arc<dyn Device>;
+    let engine = filled(&device);
+    let at = place_of(&device, &value(3, LARGE));
+    scratched.1.store(at + LARGE - 100, Ordering::SeqCst);
+    let of = |len: u64| (object("large"), 3 * LARGE..3 * LARGE + len);
+    let reads = Reads::of(&engine, [of(LARGE / 5 * 4), of(LARGE), of(LARGE / 2)].into_iter()).bring();
+    for (_, range, found) in reads.found {
+        match range.end - 3 * LARGE {
+            LARGE => assert!(matches!(found, Err(Error::Io { .. })), "{found:?}"),
+            len => assert_eq!(found.unwrap(), value(3, LARGE).slice(..len as usize)),
+        }
+    }
+    // Before what is asked for, of a write whose header was not read yet.
+    scratched.1.store(u64::MAX, Ordering::SeqCst);
+    let at = place_of(&device, &value(5, LARGE));
+    scratched.1.store(at + 30_000, Ordering::SeqCst);
+    let end = (object("large"), 5 * LARGE + LARGE / 5..6 * LARGE);
+    let reads = Reads::of(&engine, std::iter::once(end)).bring();
+    assert_eq!(*reads.found[0].2.as_ref().unwrap(), value(5, LARGE).slice(LARGE as usize / 5..));
 }
 
 /// Where these bytes stand.

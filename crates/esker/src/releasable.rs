@@ -7,8 +7,8 @@
 //! 1. After the release every call is an error; nothing is written to the file any more, so that the next owner of the
 //!    store has it alone even if a face of the last one is still alive.
 //! 2. The release waits for no caller's own work: a stream of reads holds no lock while its caller is asked or told. It
-//!    begins no read after the release; those that were under way end by themselves, and what they bring is verified as
-//!    any other read.
+//!    is given no read after the release; those that it had been given may still be read, and are answered as reads of
+//!    a closed device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,13 +27,13 @@ pub(crate) struct Releasable {
 
 /// A stream that ends when the device is let go.
 struct UntilReleased<'r> {
-    releasing: &'r AtomicBool,
+    of: &'r Releasable,
     reads: &'r mut dyn ReadStream,
 }
 
 impl ReadStream for UntilReleased<'_> {
     fn next(&mut self) -> Option<(u64, Blocks)> {
-        if self.releasing.load(Ordering::SeqCst) { None } else { self.reads.next() }
+        if self.of.releasing.load(Ordering::SeqCst) { None } else { self.reads.next() }
     }
 
     fn waits(&mut self) {
@@ -45,6 +45,9 @@ impl ReadStream for UntilReleased<'_> {
     }
 
     fn came(&mut self, number: u64, blocks: Blocks, outcome: Result<()>) {
+        // The next owner may have written there by now.
+        let is_gone = self.of.releasing.load(Ordering::SeqCst);
+        let outcome = if is_gone { Err(self.of.closed("read", blocks.first())) } else { outcome };
         self.reads.came(number, blocks, outcome);
     }
 }
@@ -56,7 +59,12 @@ impl Releasable {
         Self { name, geometry, device, releasing: AtomicBool::new(false) }
     }
 
-    /// Closes the device, once the calls under way are done.
+    fn closed(&self, what: &'static str, offset: u64) -> Error {
+        let source = std::io::Error::other("the store is closed");
+        Error::Io { name: self.name.clone(), what, offset, source }
+    }
+
+    /// Lets the device go, once the calls under way are done but for streams of reads: another may have it.
     pub fn release(&self) {
         self.releasing.store(true, Ordering::SeqCst);
         let device = self.device.write().take();
@@ -68,10 +76,7 @@ impl Releasable {
     fn with<T>(&self, what: &'static str, offset: u64, call: impl FnOnce(&FileDevice) -> Result<T>) -> Result<T> {
         match self.device.read().as_deref() {
             Some(device) => call(device),
-            None => {
-                let source = std::io::Error::other("the store is closed");
-                Err(Error::Io { name: self.name.clone(), what, offset, source })
-            }
+            None => Err(self.closed(what, offset)),
         }
     }
 }
@@ -92,7 +97,7 @@ impl Device for Releasable {
     fn read_stream(&self, reads: &mut dyn ReadStream) {
         let device = self.device.read().clone();
         if let Some(device) = device {
-            return device.read_stream(&mut UntilReleased { releasing: &self.releasing, reads });
+            return device.read_stream(&mut UntilReleased { of: self, reads });
         }
         while let Some((number, mut blocks)) = reads.next() {
             let outcome = self.read_value(blocks.first(), blocks.whole_mut());

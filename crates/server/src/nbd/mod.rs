@@ -33,6 +33,7 @@ mod pending;
 mod reads;
 mod reply;
 mod request;
+mod sending;
 mod stream;
 mod transmission;
 mod volumes;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::ServerConnection;
 
 use crate::front::certificates::names_in;
@@ -54,6 +54,15 @@ impl Socket {
         match self {
             Self::Tcp(stream) => (&mut &*stream).write_vectored(parts),
             Self::Unix(stream) => (&mut &*stream).write_vectored(parts),
+        }
+    }
+
+    /// Writes what there is room for.
+    fn write_now(&self, parts: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
+        let (mut none, flags) = (SendAncillaryBuffer::default(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        match self {
+            Self::Tcp(stream) => rustix::net::sendmsg(stream, parts, &mut none, flags),
+            Self::Unix(stream) => rustix::net::sendmsg(stream, parts, &mut none, flags),
         }
     }
 
@@ -364,6 +373,34 @@ impl Output {
             }
         }
         self.send_cipher(&tls, &mut cipher)
+    }
+
+    /// The same without waiting for the client, as far as the socket takes it; what is encrypted is waited for. How
+    /// many bytes went if that is not all.
+    pub(crate) fn send_now<'b>(&self, parts: impl Iterator<Item = &'b [u8]>) -> io::Result<Option<usize>> {
+        if self.tls.lock().is_some() {
+            return self.send(parts).map(|()| None);
+        }
+        let _sending = self.sending.lock();
+        let mut parts = parts.filter(|part| !part.is_empty()).peekable();
+        let mut all = 0;
+        while parts.peek().is_some() {
+            let mut slices: Vec<IoSlice<'_>> = parts.by_ref().take(PARTS_PER_SEND).map(IoSlice::new).collect();
+            let mut rest = &mut slices[..];
+            while !rest.is_empty() {
+                match self.socket.write_now(rest) {
+                    Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                    Ok(sent) => {
+                        all += sent;
+                        IoSlice::advance_slices(&mut rest, sent);
+                    }
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(rustix::io::Errno::AGAIN) => return Ok(Some(all)),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Sends what the TLS session wants to say by itself.

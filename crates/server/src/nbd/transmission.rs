@@ -5,7 +5,7 @@
 //! anything slower (reads of the device, large payloads, waiting for a sync) it gives the lead away to another thread
 //! of the connection and does that itself, so no request changes threads on its way:
 //!
-//! Replies are sent by one thread at a time, which takes along what the others have ready meanwhile.
+//! Replies are sent by one thread at a time, which takes along what the others have ready meanwhile (`sending`).
 //!
 //! Reads of the device gather for few threads (`reads`), each of which has the export bring all that it takes, many at
 //! the same time.
@@ -22,8 +22,8 @@
 //! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is
 //!    received.
 //! 3. A client that does not read its replies holds up threads of its own connection only.
-//! 4. A thread that leads sends a batch of small replies at a time; large ones are sent without the lead, since a
-//!    client may send much before it reads.
+//! 4. While requests may be received a client that does not read yet does not keep them from being received: it may
+//!    send much before it reads (`sending`).
 
 use std::collections::VecDeque;
 use std::io;
@@ -45,6 +45,7 @@ use crate::nbd::pending::Pending;
 use crate::nbd::reads::{Reads, Taken};
 use crate::nbd::reply::Replies;
 use crate::nbd::request::{Answer, carry_out, check};
+use crate::nbd::sending::Sending;
 use crate::nbd::stream::{Input, Output};
 use crate::nbd::wire::{REQUEST_BYTES, Request, command};
 use crate::trace::{self, Traced};
@@ -66,8 +67,6 @@ const LEFT_RECEIVING: Duration = Duration::from_micros(200);
 const GIVEN_MAX: u64 = 1_024;
 /// Who waits for fewer pending answers looks again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Replies that wait for a thread that is sending: above this others wait for it, in bytes.
-const READY_BYTES_MAX: usize = 1 << 20;
 
 /// The transmission of one connection.
 pub(crate) struct Transmission<'t> {
@@ -77,9 +76,7 @@ pub(crate) struct Transmission<'t> {
     output: &'t Output,
     input: Mutex<Input>,
     waiting: Mutex<Waiting>,
-    ready: Mutex<Ready>,
-    /// Less is ready.
-    sent: Condvar,
+    sending: Sending<'t>,
     /// Payload bytes of what was begun without the lead and is not answered yet.
     payload_bytes: Mutex<usize>,
     /// Answers of what the store has only begun.
@@ -126,22 +123,6 @@ struct Waiting {
     unasked: u64,
 }
 
-/// Replies that the thread which is sending takes along.
-#[derive(Default)]
-struct Ready {
-    replies: Vec<Replies>,
-    bytes: usize,
-    /// Whether a thread is sending.
-    sending: bool,
-}
-
-impl Ready {
-    fn put(&mut self, replies: &mut Replies) {
-        self.bytes += replies.len();
-        self.replies.push(std::mem::take(replies));
-    }
-}
-
 /// What a thread does when it has given the lead away.
 enum Next {
     CarryOut(Request, Bytes),
@@ -174,8 +155,7 @@ impl<'t> Transmission<'t> {
             output,
             input: Mutex::new(input),
             waiting: Mutex::default(),
-            ready: Mutex::default(),
-            sent: Condvar::new(),
+            sending: Sending::new(output),
             payload_bytes: Mutex::new(0),
             pending: Pending::new(),
             tells_pending: AtomicBool::new(false),
@@ -231,7 +211,9 @@ impl<'t> Transmission<'t> {
                 }
                 Next::Read(taken) => self.read(taken, &mut replies, scope),
                 Next::Settle => self.settle(&mut replies),
-                Next::Send => self.send_ready(self.ready.lock(), &mut replies),
+                Next::Send => {
+                    self.sending.finish(&mut replies, &|held, outcome| self.has_sent(held, outcome));
+                }
                 Next::End => {
                     if self.threads.fetch_sub(1, Ordering::SeqCst) == 1 {
                         // The last: nothing more is begun.
@@ -319,11 +301,11 @@ impl<'t> Transmission<'t> {
                     self.ensure_follower(scope);
                     return Ok(Next::Read(taken));
                 }
-                if input.buffered().is_empty()
-                    && !input.is_encrypted()
-                    && !self.has_to_settle()
-                    && self.send_leading(replies)
-                {
+                if input.buffered().is_empty() && !input.is_encrypted() && !self.has_to_settle() {
+                    if !self.send_leading(replies) {
+                        self.ensure_follower(scope);
+                        return Ok(Next::Send);
+                    }
                     self.leave_receiving(input);
                 }
                 continue;
@@ -601,67 +583,23 @@ impl<'t> Transmission<'t> {
             // What was written is the store's by now, what was read waits with its answer.
             return self.release(std::mem::take(&mut replies.held));
         }
-        let mut ready = self.ready.lock();
-        while ready.sending && ready.bytes >= READY_BYTES_MAX && !self.closing.load(Ordering::SeqCst) {
-            self.sent.wait(&mut ready);
-        }
-        ready.put(replies);
-        self.send_ready(ready, replies);
+        self.sending.send(replies, &self.closing, &|held, outcome| self.has_sent(held, outcome));
     }
 
-    /// The same with the lead: these and little else. Whether that is done; if not, the caller gives the lead away and
-    /// sends what is left.
+    /// The same with the lead, as far as nothing has to be waited for. Whether that is done: if not, the caller returns
+    /// [`Next::Send`].
     fn send_leading(&self, replies: &mut Replies) -> bool {
-        if replies.len() > 2 * BATCH_BYTES {
-            return false;
-        }
         if replies.is_empty() {
             self.release(std::mem::take(&mut replies.held));
-            return true;
         }
-        let mut ready = self.ready.lock();
-        if ready.sending && ready.bytes >= READY_BYTES_MAX {
-            return false;
-        }
-        ready.put(replies);
-        if std::mem::replace(&mut ready.sending, true) {
-            return true;
-        }
-        loop {
-            ready = self.send_batch(ready, replies);
-            if ready.replies.is_empty() || ready.bytes > BATCH_BYTES {
-                ready.sending = false;
-                return ready.replies.is_empty();
-            }
-        }
+        self.sending.send_now(replies, &|held, outcome| self.has_sent(held, outcome))
     }
 
-    /// Sends what is ready, with what comes meanwhile, if no thread is at that.
-    fn send_ready<'r>(&'r self, mut ready: MutexGuard<'r, Ready>, spare: &mut Replies) {
-        if std::mem::replace(&mut ready.sending, true) {
-            return;
-        }
-        while !ready.replies.is_empty() {
-            ready = self.send_batch(ready, spare);
-        }
-        ready.sending = false;
-    }
-
-    fn send_batch<'r>(&'r self, mut ready: MutexGuard<'r, Ready>, spare: &mut Replies) -> MutexGuard<'r, Ready> {
-        let batch = std::mem::take(&mut ready.replies);
-        ready.bytes = 0;
-        drop(ready);
-        self.sent.notify_all();
-        if let Err(error) = self.output.send(batch.iter().flat_map(Replies::parts)) {
+    fn has_sent(&self, held: usize, outcome: io::Result<()>) {
+        if let Err(error) = outcome {
             self.fail(&error);
         }
-        self.release(batch.iter().map(|replies| replies.held).sum());
-        if let [only] = &mut { batch }[..] {
-            // Its memory is used again.
-            only.clear();
-            *spare = std::mem::take(only);
-        }
-        self.ready.lock()
+        self.release(held);
     }
 
     /// So much less payload is under way.
@@ -682,8 +620,7 @@ impl<'t> Transmission<'t> {
         drop(self.payload_bytes.lock());
         drop(self.waiting.lock());
         self.room.notify_all();
-        drop(self.ready.lock());
-        self.sent.notify_all();
+        self.sending.wake();
     }
 
     /// Whether answers wait and no thread settles them; the caller does then, having asked for the sync.
