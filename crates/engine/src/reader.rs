@@ -504,8 +504,7 @@ impl Reader {
         Ok(Found { value: self.stored_part(loc, &head, range, &[], how)?, wait_to })
     }
 
-    /// Whether a part of a payload of so many bytes is most of what stands there: its blocks and what stands before them
-    /// are read at once then.
+    /// Whether a part of a payload of so many bytes is most of what stands there: all of that is read at once then.
     fn is_most(&self, loc: Loc, len: usize) -> bool {
         len as u64 * 4 >= self.clamp_span(loc) * 3
     }

@@ -1,7 +1,7 @@
 //! A device that can be let go while a caller still holds the engine above it.
 //!
-//! [`Store::close`](crate::Store::close) → [`Releasable::release`] → its lock is gone, and the file once no stream of
-//!                                         reads holds it
+//! [`Store::close`](crate::Store::close) → [`Releasable::release`] → its lock is gone
+//!                                       → no stream of reads holds the file → it is closed
 //!
 //! Invariants:
 //! 1. After the release every call is an error; nothing is written to the file any more, so that the next owner of the

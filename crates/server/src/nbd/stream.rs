@@ -382,25 +382,7 @@ impl Output {
             return self.send(parts).map(|()| None);
         }
         let _sending = self.sending.lock();
-        let mut parts = parts.filter(|part| !part.is_empty()).peekable();
-        let mut all = 0;
-        while parts.peek().is_some() {
-            let mut slices: Vec<IoSlice<'_>> = parts.by_ref().take(PARTS_PER_SEND).map(IoSlice::new).collect();
-            let mut rest = &mut slices[..];
-            while !rest.is_empty() {
-                match self.socket.write_now(rest) {
-                    Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                    Ok(sent) => {
-                        all += sent;
-                        IoSlice::advance_slices(&mut rest, sent);
-                    }
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(rustix::io::Errno::AGAIN) => return Ok(Some(all)),
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-        Ok(None)
+        write_parts(parts, |parts| Ok(self.socket.write_now(parts)?))
     }
 
     /// Sends what the TLS session wants to say by itself.
@@ -431,19 +413,35 @@ impl Output {
     }
 
     fn send_plain<'b>(&self, parts: impl Iterator<Item = &'b [u8]>) -> io::Result<()> {
-        let mut parts = parts.filter(|part| !part.is_empty()).peekable();
-        while parts.peek().is_some() {
-            let mut slices: Vec<IoSlice<'_>> = parts.by_ref().take(PARTS_PER_SEND).map(IoSlice::new).collect();
-            let mut rest = &mut slices[..];
-            while !rest.is_empty() {
-                match self.socket.write_vectored(rest) {
-                    Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                    Ok(sent) => IoSlice::advance_slices(&mut rest, sent),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
+        match write_parts(parts, |parts| self.socket.write_vectored(parts))? {
+            None => Ok(()),
+            Some(_) => Err(ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+/// Writes parts one after the other. How many bytes went if it would have to be waited for the rest.
+fn write_parts<'b>(
+    parts: impl Iterator<Item = &'b [u8]>,
+    mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+) -> io::Result<Option<usize>> {
+    let mut parts = parts.filter(|part| !part.is_empty()).peekable();
+    let mut all = 0;
+    while parts.peek().is_some() {
+        let mut slices: Vec<IoSlice<'_>> = parts.by_ref().take(PARTS_PER_SEND).map(IoSlice::new).collect();
+        let mut rest = &mut slices[..];
+        while !rest.is_empty() {
+            match write(rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(sent) => {
+                    all += sent;
+                    IoSlice::advance_slices(&mut rest, sent);
                 }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Some(all)),
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
     }
+    Ok(None)
 }
