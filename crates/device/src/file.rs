@@ -702,6 +702,38 @@ mod tests {
         }
     }
 
+    /// Reads told what was read, or why not.
+    struct Told(Arc<BlockPool>, VecDeque<u64>, Vec<(u64, bool)>);
+
+    impl ReadStream for Told {
+        fn next(&mut self) -> Option<(u64, Blocks)> {
+            let number = self.1.pop_front()?;
+            Some((number, self.0.take(number * 4096, 4096, u64::MAX).unwrap()))
+        }
+
+        fn came(&mut self, number: u64, _: Blocks, outcome: Result<()>) {
+            self.2.push((number, outcome.is_ok()));
+        }
+    }
+
+    #[test]
+    fn what_a_file_has_lost_is_no_read_that_succeeded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device");
+        let mut device = FileDevice::open(&path, OpenMode::Create { len: 1 << 20 }).unwrap();
+        for number in 0..256 {
+            device.write(number * 4096, &Aligned([1; 4096]).0).unwrap();
+        }
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(8 * 4096 + 100).unwrap();
+        for rings in [Rings::default(), Rings::refused()] {
+            device.rings = rings;
+            let mut told = Told(Arc::default(), VecDeque::from([3, 7, 8, 100]), Vec::new());
+            device.read_stream(&mut told);
+            told.2.sort_unstable();
+            assert_eq!(told.2, [(3, true), (7, true), (8, false), (100, false)]);
+        }
+    }
+
     #[test]
     fn a_closed_device_may_be_opened_at_once_while_processes_are_started() {
         // Failure: a store that was closed was found in use. Cause: a child between fork and exec still had the file,

@@ -308,3 +308,26 @@ fn ascending_keys_leave_full_pages_and_memory_returns_after_deletes() {
 fn a_key_above_the_limit_is_refused() {
     Tree::new().insert(&[0; TREE_KEY_BYTES_MAX + 1], 0_u64);
 }
+
+/// A leaf that was looked at since it was last asked stays once more; a clone sees nothing of its leaving.
+#[test]
+fn a_leaf_that_was_used_leaves_the_second_time() {
+    let mut tree: Tree<u64> = Tree::new();
+    (0..40_000_u64).for_each(|key| assert_eq!(tree.insert(&key.to_be_bytes(), key), None));
+    tree.clear_dirty();
+    let clone = tree.clone();
+    for key in [0_u64, 20_000, 39_999] {
+        let bytes = key.to_be_bytes();
+        let id = tree.descend(&bytes);
+        assert_eq!(tree.get(&bytes).unwrap(), Some(key));
+        assert_eq!(tree.drop_page(id, place_of(id)), Dropped::Used);
+        assert!(matches!(tree.drop_page(id, place_of(id)), Dropped::Freed(_)));
+        assert_eq!((tree.cold_page(id), clone.cold_page(id)), (Some(place_of(id)), None));
+        assert!(tree.get(&bytes).is_err() && clone.get(&bytes).unwrap() == Some(key));
+        let entries: Vec<_> = clone.page_entries(id).map(|(key, value)| (key.to_vec(), value)).collect();
+        assert!(tree.restore(id, place_of(id), leaf_of(&entries)));
+        assert_eq!(tree.get(&bytes).unwrap(), Some(key));
+    }
+    assert_eq!((tree.cold_pages(), clone.cold_pages()), (0, 0));
+    tree.check();
+}
