@@ -36,7 +36,7 @@ const BLOCK_BYTES: u32 = 4096;
 const FILL_BYTES: usize = 1 << 20;
 /// So many syncs go on at the same time at most: the log's, the cleaner's, that of filling ahead, and one more.
 const SYNCS_MAX: usize = 4;
-/// Of more bytes that the device is told of the first and the last are read, or none through the page cache.
+/// Of a longer range that the device is told of, in bytes, the first and the last block are noted: it is read whole.
 const TOLD_BYTES_MAX: u64 = 2 << 20;
 /// Of so many reads the kernel is told, of one thread.
 const TOLD_MAX: usize = 64;
@@ -229,7 +229,8 @@ impl FileDevice {
         }
     }
 
-    /// Gives the lock up: another may open the device, though this one is still there.
+    /// Gives the lock up: another may open the device, though this one is still there. Nothing may be written to this
+    /// one any more.
     pub fn unlock(&self) {
         // Closing does it otherwise.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
@@ -502,7 +503,7 @@ impl Device for FileDevice {
         if len.get() > TOLD_BYTES_MAX {
             self.places.note(offset, len.get());
         } else {
-            // Where within it the read begins and ends is known about only.
+            // A read within it may begin and end at any of its blocks.
             let blocks = offset / u64::from(BLOCK_BYTES)..=(offset + len.get() - 1) / u64::from(BLOCK_BYTES);
             blocks.for_each(|block| self.places.note(block * u64::from(BLOCK_BYTES), 1));
         }
