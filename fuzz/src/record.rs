@@ -2,7 +2,7 @@
 //!
 //! Half of the inputs have their record header's checksum made right again, so that the damage behind it is reached.
 
-use esker_engine::format::RecordHeader;
+use esker_engine::format::{RecordHeader, SHORT_NUMBER_END, short_flag};
 
 use crate::Target;
 use crate::mutate::mutate;
@@ -20,7 +20,7 @@ pub struct Record {
 impl Record {
     pub fn new() -> Self {
         let image = real_image();
-        let magics: [&[u8]; 3] = [b"ESKERSUP", b"ESKERSEG", b"ESKR"];
+        let magics: [&[u8]; 4] = [b"ESKERSUP", b"ESKERSEG", b"ESKR", &[0xE5]];
         let starts = (0..image.len())
             .step_by(8)
             .filter(|at| magics.iter().any(|magic| image[*at..].starts_with(magic)))
@@ -36,15 +36,18 @@ impl Target for Record {
         let mut piece = self.image[start..end].to_vec();
         mutate(&mut piece, random);
         if random.bool() {
+            let (len, op_count) = ((piece.len() as u32).next_multiple_of(8), random.u32(0..8));
+            let short = short_flag(random.bool(), op_count as usize, len.into());
+            let numbers = if short > 0 { SHORT_NUMBER_END } else { u64::MAX };
             let header = RecordHeader {
-                len: (piece.len() as u32).next_multiple_of(8),
-                seq: random.u64(..),
-                group: random.u64(..),
+                len,
+                seq: random.u64(0..numbers),
+                group: random.u64(0..numbers),
                 generation: random.u32(..),
-                op_count: if random.bool() { random.u32(0..8) } else { random.u32(..) },
-                flags: random.u32(0..4),
+                op_count: if short > 0 || random.bool() { op_count } else { random.u32(..) },
+                flags: short | random.u32(0..if short > 0 { 2 } else { 4 }),
             };
-            let mut bytes = [0; esker_engine::format::RECORD_HEADER_BYTES];
+            let mut bytes = vec![0; header.header_bytes()];
             header.encode(&mut bytes, 0, 0);
             let keep = bytes.len().min(piece.len());
             piece[..keep].copy_from_slice(&bytes[..keep]);

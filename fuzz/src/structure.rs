@@ -15,8 +15,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::format::{
-    CRC_BLOCK_BYTES, Kind, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES,
-    SUPERBLOCK_BYTES, Superblock, place_seed, store_seed,
+    CRC_BLOCK_BYTES, Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SHORT_OP_HEADER_BYTES,
+    SHORT_RECORD_HEADER_BYTES, SUPERBLOCK_BYTES, Superblock, place_seed, store_seed,
 };
 use esker_engine::{Engine, Options, check};
 use esker_store::{Change, Collection, CommitCursor, ObjectId, ObjectStore, Transaction};
@@ -90,14 +90,14 @@ impl Image {
             let generation = word(&bytes, segment + 12);
             let end = segment + SEGMENT_BYTES as usize;
             let mut at = segment + BLOCK_BYTES;
-            while at + RECORD_HEADER_BYTES <= end {
+            while at + SHORT_RECORD_HEADER_BYTES <= end {
                 let record = RecordHeader::decode(&bytes[at..end], seed, at as u64);
                 let Some(record) = record.filter(|record| record.generation == generation) else {
                     at = (at + 1).next_multiple_of(BLOCK_BYTES);
                     continue;
                 };
                 records.push(at);
-                let mut op_at = at + RECORD_HEADER_BYTES;
+                let mut op_at = at + record.header_bytes();
                 for _ in 0..record.op_count {
                     let Some(op) = OpHeader::decode(&bytes[op_at..end], seed, generation, op_at as u64) else { break };
                     operations.push(Operation { at: op_at, record: at, generation, kind: op.kind });
@@ -142,20 +142,26 @@ fn mend_operation(bytes: &mut [u8], at: usize, generation: u32) {
             bytes[from..from + sums.len()].copy_from_slice(&sums);
             crc32c::crc32c(&sums)
         };
-        put_crc(bytes, at + 24, crc);
+        put_crc(bytes, at + header.key_start() - 8, crc);
     }
-    let key_end = at + OP_HEADER_BYTES + usize::from(header.key_len);
+    let (key_start, key_end) = (at + header.key_start(), at + header.key_end());
     if key_end <= bytes.len() {
-        let crc = crc32c::crc32c_append(place_seed(store_seed(&UUID), generation, at as u64), &bytes[at..at + 28]);
-        let crc = crc32c::crc32c_append(crc, &bytes[at + OP_HEADER_BYTES..key_end]);
-        put_crc(bytes, at + 28, crc);
+        let place = place_seed(store_seed(&UUID), generation, at as u64);
+        let crc = crc32c::crc32c_append(place, &bytes[at..key_start - 4]);
+        put_crc(bytes, key_start - 4, crc32c::crc32c_append(crc, &bytes[key_start..key_end]));
     }
 }
 
 fn mend_record(bytes: &mut [u8], at: usize) {
-    let generation = word(bytes, at + 24);
-    let crc = crc32c::crc32c_append(place_seed(store_seed(&UUID), generation, at as u64), &bytes[at..at + 36]);
-    put_crc(bytes, at + 36, crc);
+    let (generation_at, crc_at) = if is_long(bytes, at) { (24, 36) } else { (4, SHORT_RECORD_HEADER_BYTES - 4) };
+    let generation = word(bytes, at + generation_at);
+    let crc = crc32c::crc32c_append(place_seed(store_seed(&UUID), generation, at as u64), &bytes[at..at + crc_at]);
+    put_crc(bytes, at + crc_at, crc);
+}
+
+/// Whether the record header there is a long one.
+fn is_long(bytes: &[u8], at: usize) -> bool {
+    bytes[at..].starts_with(b"ESKR") && at + RECORD_HEADER_BYTES <= bytes.len()
 }
 
 impl Structure {
@@ -209,7 +215,9 @@ impl Image {
             }
             2 => {
                 let Some(at) = random.choice(&self.records).copied() else { return };
-                let fields = [(4, 4), (8, 8), (16, 8), (28, 4), (32, 4)];
+                let long = [(4, 4), (8, 8), (16, 8), (28, 4), (32, 4)];
+                let short = [(1, 1), (2, 2), (4, 4), (8, 6), (14, 6)];
+                let fields = if is_long(bytes, at) { long } else { short };
                 let (field, width) = fields[random.usize(0..fields.len())];
                 change(bytes, at + field, width, random);
                 mend_record(bytes, at);
@@ -222,14 +230,15 @@ impl Image {
                 let Some(header) = OpHeader::decode_trusted(&bytes[op.at..]) else { return };
                 let (key_len, payload_len) = (usize::from(header.key_len), header.payload_len as usize);
                 match random.u8(0..8) {
-                    0 => bytes[op.at] = random.u8(0..30),
+                    0 => bytes[op.at] = if random.bool() { random.u8(0..30) } else { random.u8(..) },
                     1 => bytes[op.at + 1] = random.u8(..),
                     2 => change(bytes, op.at + 2, 2, random),
                     3 => change(bytes, op.at + 4, 4, random),
+                    4 if header.key_start() == SHORT_OP_HEADER_BYTES => change(bytes, op.at + 8, 4, random),
                     4 => change(bytes, op.at + 8, 8, random),
-                    5 => change(bytes, op.at + 16, 8, random),
+                    5 if header.key_start() > SHORT_OP_HEADER_BYTES => change(bytes, op.at + 16, 8, random),
                     6 if key_len > 0 => {
-                        let at = op.at + OP_HEADER_BYTES + random.usize(0..key_len);
+                        let at = op.at + header.key_start() + random.usize(0..key_len);
                         bytes[at] = random.u8(..);
                     }
                     _ if payload_len > 0 => {

@@ -35,7 +35,7 @@ pub use restore::{RestoreReport, restore, restored_len};
 pub use verify::{VerifyReport, verify};
 
 use crate::engine::Engine;
-use crate::format::{Loc, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, read_u32, round_up};
+use crate::format::{Loc, RecordHeader, SHORT_RECORD_HEADER_BYTES, SegmentHeader, round_up};
 use crate::keeper::Held;
 use crate::pages::each_page;
 use crate::reader::each_operation;
@@ -341,7 +341,7 @@ impl Copier<'_> {
         // Where the log left a segment is known; how far a cold one was written is not.
         let exact = !usage.cold && self.end(usage) < superblock.segment_bytes;
         let (end, mut at, mut len, mut gap) = (bytes.len() as u64, block, block, None);
-        while at + RECORD_HEADER_BYTES as u64 <= end {
+        while at + SHORT_RECORD_HEADER_BYTES as u64 <= end {
             let rest = &bytes[at as usize..];
             let record = RecordHeader::decode(rest, self.engine.seed, base + at);
             let of_this_life = |record: &RecordHeader| record.generation == usage.generation;
@@ -352,7 +352,7 @@ impl Copier<'_> {
                 if let Some(gap) = gap {
                     return Err(damage(gap, "what stands here does not hold, and a good record follows"));
                 }
-                let body = &rest[RECORD_HEADER_BYTES..record.len as usize];
+                let body = &rest[record.header_bytes()..record.len as usize];
                 each_operation(&record, base + at, body, self.engine.seed, |_, _, _| Ok(()))?;
                 at += u64::from(record.len);
                 len = at;
@@ -364,7 +364,7 @@ impl Copier<'_> {
                 at = next;
                 continue;
             }
-            let was_of_this_life = rest.starts_with(b"ESKR") && read_u32(rest, 24) == usage.generation;
+            let was_of_this_life = RecordHeader::claimed_generation(rest) == Some(usage.generation);
             if exact || at % block != 0 || was_of_this_life {
                 return Err(damage(at, "record header checksum mismatch"));
             }

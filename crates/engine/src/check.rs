@@ -16,8 +16,8 @@ use esker_store::{Error, ObjectId, Result};
 
 use crate::engine::Engine;
 use crate::format::{
-    FORMAT_VERSION, Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock,
-    WEIGHT_WHOLE, decompress_payload, raw_len, store_seed,
+    Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock, WEIGHT_WHOLE,
+    decompress_payload, raw_len, store_seed,
 };
 use crate::index::{Extent, offset_of};
 use crate::objects::Object;
@@ -187,7 +187,7 @@ impl Engine {
         let recovery = self.recovery();
         let mut report = CheckReport {
             deep,
-            version: FORMAT_VERSION,
+            version: self.superblocks.newest().version,
             clean: recovery.clean,
             records: recovery.records,
             torn_bytes: recovery.torn_bytes,
@@ -403,7 +403,7 @@ impl DumpItem {
     pub fn fields(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Superblock(block) => vec![
-                ("version", FORMAT_VERSION.to_string()),
+                ("version", block.version.to_string()),
                 ("sequence", block.sequence.to_string()),
                 ("uuid", block.uuid.iter().map(|byte| format!("{byte:02x}")).collect()),
                 ("block_bytes", block.block_bytes.to_string()),

@@ -22,7 +22,7 @@ use crate::buffer::SegmentBuffer;
 use crate::commit::{Log, stopped};
 use crate::format::{
     Kind, Loc, OpHeader, PARTS, Payload, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, WEIGHT_WHOLE,
-    checksum_payload, encode_operation, operation_bytes, place_of, raw_len, round_up,
+    checksum_payload, encode_operation, place_of, raw_len, round_up,
 };
 use crate::segments::Segments;
 
@@ -217,7 +217,7 @@ impl Cold {
     /// # Errors
     /// As [`Cold::append`].
     pub fn queue(&mut self, header: OpHeader, key: &[u8], payload: &[u8], sums: &Payload, age: u64) -> Result<Loc> {
-        let len = operation_bytes(key.len(), payload.len());
+        let len = header.bytes_with(key.len(), payload.len());
         let outgrows = |open: &Open| open.batch.as_ref().is_some_and(|batch| batch.len as u64 + len > BATCH_ROOM);
         if self.open.as_ref().is_some_and(outgrows) {
             self.queue_batch();

@@ -44,6 +44,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use self::fill::Fill;
 use self::state::State;
+use crate::format::SHORT_NUMBER_END;
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
 use crate::segments::{Lsn, Segments};
@@ -61,6 +62,8 @@ pub struct Log {
     device: Arc<dyn Device>,
     shape: LogShape,
     segments: Arc<Segments>,
+    /// See [`Log::has_short_headers`].
+    short_headers: AtomicBool,
     state: Mutex<State>,
     room: Condvar,
     wanted_segment: Condvar,
@@ -120,6 +123,7 @@ impl Log {
             device,
             shape,
             segments,
+            short_headers: AtomicBool::new(are_low(end.seq, end.group)),
             state: Mutex::new(State::new(end)),
             room: Condvar::new(),
             wanted_segment: Condvar::new(),
@@ -150,6 +154,12 @@ impl Log {
             mark: OnceLock::new(),
             counters: LogCounters::default(),
         }
+    }
+
+    /// Whether records may have short headers: their numbers are far from what these hold. A caller that was told so may
+    /// go on as long as it likes: no log gets from half of these numbers to their end meanwhile.
+    pub fn has_short_headers(&self) -> bool {
+        self.short_headers.load(Ordering::Relaxed)
     }
 
     /// Gives the log its mark, which must stand at the log's current position.
@@ -269,6 +279,11 @@ impl Log {
         state.generation_max += 1;
         state.generation_max
     }
+}
+
+/// Whether these numbers of a record are far from those that need a long header.
+fn are_low(seq: u64, group: u64) -> bool {
+    seq.max(group) < SHORT_NUMBER_END / 2
 }
 
 /// The error that stops the log: what failed and why.

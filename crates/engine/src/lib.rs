@@ -80,7 +80,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = format::Superblock::decode(bytes);
     let _ = format::SegmentHeader::decode(bytes, &[0; 16], 0);
     if let Some(record) = format::RecordHeader::decode(bytes, 0, 0) {
-        let body = bytes.get(format::RECORD_HEADER_BYTES..).unwrap_or_default();
+        let body = bytes.get(record.header_bytes()..).unwrap_or_default();
         let _ = reader::each_operation(&record, 0, body, 0, |_, _, _| Ok(()));
     }
     if let Some(header) = format::OpHeader::decode_trusted(bytes) {

@@ -647,12 +647,12 @@ impl Reader {
         let bytes = self.read_device(self.head_place(loc, more), how)?;
         let header = self.decode(&bytes, loc)?;
         asked.compare(loc, &header, &bytes)?;
-        let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
+        let crcs_start = header.key_end();
         let crcs = bytes.get(crcs_start..header.payload_start()).ok_or_else(|| corrupt(loc, &header, "length"))?;
         if header.crcs_bytes() > 0 && crc32c::crc32c(crcs) != header.payload_crc {
             return Err(corrupt(loc, &header, "block checksums").into());
         }
-        let key = Bytes::copy_from_slice(&bytes[OP_HEADER_BYTES..crcs_start]);
+        let key = Bytes::copy_from_slice(&bytes[header.key_start()..crcs_start]);
         let mut head = Cached { header, key, bytes: Bytes::copy_from_slice(crcs) };
         if header.flags & OP_FLAG_COMPRESSED != 0 {
             let nonsense = || not_compressed(loc, &header);
@@ -767,7 +767,7 @@ fn buffered(buffer: &SegmentBuffer, start: usize, loc: Loc, asked: &Asked<'_>) -
 
 /// An operation's key. A short one shares the operation's memory with its value.
 fn key_of(operation: &Bytes, header: &OpHeader) -> Bytes {
-    let key = OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len);
+    let key = header.key_start()..header.key_end();
     // What is decompressed leaves the operation behind.
     if header.flags & OP_FLAG_COMPRESSED == 0 { operation.slice(key) } else { Bytes::copy_from_slice(&operation[key]) }
 }

@@ -24,7 +24,8 @@ use esker_store::{Error, Result};
 
 use crate::buffer::SegmentBuffer;
 use crate::format::{
-    RECORD_ALIGN, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock, round_up, store_seed,
+    OpHeader, RECORD_ALIGN, RECORD_HEADER_BYTES, RecordHeader, SHORT_RECORD_HEADER_BYTES, SegmentHeader, Stream,
+    Superblock, round_up, store_seed,
 };
 use crate::reader::each_operation;
 use crate::superblocks::device_error;
@@ -177,10 +178,20 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
 
 /// The generation that the records of a segment have whose header is lost, and whether they are those of a cold one.
 pub fn generation_of(bytes: &[u8], base: u64, block: u64, seed: u32) -> Option<(u32, bool)> {
-    let decode = |at: usize| RecordHeader::decode(&bytes[at..], seed, base + at as u64);
+    let decode = |at: usize| lone_record(bytes, at, base, seed);
     let mut found = (round_up(block, RECORD_ALIGN) as usize..bytes.len()).step_by(RECORD_ALIGN as usize);
     // Records of cold segments have no number of their own.
     found.find_map(decode).map(|record| (record.generation, record.seq == 0 && record.group == 0))
+}
+
+/// The record at offset `at` of a segment, where nothing says that there is one: of what may be a short header the first
+/// operation holds too, since the bytes of anything have its first byte now and then.
+fn lone_record(bytes: &[u8], at: usize, base: u64, seed: u32) -> Option<RecordHeader> {
+    let record = RecordHeader::decode(&bytes[at..], seed, base + at as u64)?;
+    let operations = at + record.header_bytes();
+    let holds =
+        || OpHeader::decode(bytes.get(operations..)?, seed, record.generation, base + operations as u64).map(|_| ());
+    (record.header_bytes() == RECORD_HEADER_BYTES || holds().is_some()).then_some(record)
 }
 
 /// Where the log ends.
@@ -423,7 +434,7 @@ impl<'a> Walk<'a> {
                     if header.ends_group() {
                         self.end.group_ended = true;
                     } else {
-                        let body = &bytes[at as usize + RECORD_HEADER_BYTES..at as usize + header.len as usize];
+                        let body = &bytes[at as usize + header.header_bytes()..at as usize + header.len as usize];
                         replay.record(&header, base + at, body)?;
                         self.end.group_ended = false;
                         self.report.records += 1;
@@ -487,7 +498,7 @@ impl<'a> Walk<'a> {
         if (header.seq, header.group) != (seq, group) || header.ends_group() && self.end.group_ended {
             return Parsed::Bad;
         }
-        let body = &rest[RECORD_HEADER_BYTES..header.len as usize];
+        let body = &rest[header.header_bytes()..header.len as usize];
         match each_operation(&header, base + at, body, self.seed, |_, _, _| Ok(())) {
             Ok(()) => Parsed::Record(header),
             Err(_) => Parsed::Bad,
@@ -565,8 +576,8 @@ impl<'a> Walk<'a> {
     fn later_group(&self, bytes: &[u8], base: u64, from: u64, group: u64) -> Option<(u64, u64)> {
         let align = RECORD_ALIGN as usize;
         let from = round_up(from, RECORD_ALIGN) as usize;
-        (from..bytes.len().saturating_sub(RECORD_HEADER_BYTES)).step_by(align).find_map(|at| {
-            let header = RecordHeader::decode(&bytes[at..], self.seed, base + at as u64)?;
+        (from..bytes.len().saturating_sub(SHORT_RECORD_HEADER_BYTES)).step_by(align).find_map(|at| {
+            let header = lone_record(bytes, at, base, self.seed)?;
             (header.group >= group && header.generation >= self.end.generation)
                 .then_some((base + at as u64, header.group))
         })

@@ -15,8 +15,8 @@ use esker_store::{Collection, Error, Result};
 
 use crate::buffer::SegmentBuffer;
 use crate::format::{
-    Kind, Loc, OBJECT_NUMBER_MAX, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, SegmentHeader,
-    clone_range_words, decode_name, each_relocated, place_of, raw_len, relocated_entries,
+    Kind, Loc, OBJECT_NUMBER_MAX, OpHeader, RecordHeader, Relocated, SegmentHeader, clone_range_words, decode_name,
+    each_relocated, place_of, raw_len, relocated_entries,
 };
 use crate::index::Missing;
 use crate::objects::{Object, Objects, Step};
@@ -65,7 +65,7 @@ impl Replay for Replayer<'_> {
 
     fn record(&mut self, record: &RecordHeader, offset: u64, operations: &[u8]) -> Result<()> {
         let mut rest = operations;
-        let mut at = offset + RECORD_HEADER_BYTES as u64;
+        let mut at = offset + record.header_bytes() as u64;
         // The walk has verified every operation of the record.
         for _ in 0..record.op_count {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };

@@ -29,8 +29,8 @@ use crate::buffer::SegmentBuffer;
 use crate::check::{Damage, describe, entries_of, is_what};
 use crate::engine::Engine;
 use crate::format::{
-    Loc, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Superblock,
-    SuperblockError, round_up, verify_payload,
+    Loc, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Role, SHORT_RECORD_HEADER_BYTES, SegmentHeader,
+    Superblock, SuperblockError, round_up, verify_payload,
 };
 use crate::pages::each_page;
 use crate::reader::Asked;
@@ -239,14 +239,14 @@ impl Engine {
         let header = head.and_then(|head| SegmentHeader::decode(head, &uuid, usage.segment));
         let header_holds = header.is_some_and(|header| header.generation == usage.generation);
         let (mut at, mut gap, mut last_seq, mut told) = (block, None, None, 0);
-        while at + RECORD_HEADER_BYTES as u64 <= end {
+        while at + SHORT_RECORD_HEADER_BYTES as u64 <= end {
             if medium.read >= told + WINDOW_BYTES {
                 if !pace(medium.read - told) {
                     return Ok(());
                 }
                 told = medium.read;
             }
-            let head = medium.get(at, RECORD_HEADER_BYTES as u64)?;
+            let head = medium.get(at, (RECORD_HEADER_BYTES as u64).min(end - at))?;
             let record = head.and_then(|head| RecordHeader::decode(head, self.seed, base + at));
             let fits =
                 |record: &RecordHeader| record.generation == usage.generation && u64::from(record.len) <= end - at;
@@ -264,7 +264,7 @@ impl Engine {
                 wrong.push((gap, at));
             }
             report.records += 1;
-            let (mut op_at, ends) = (at + RECORD_HEADER_BYTES as u64, at + u64::from(record.len));
+            let (mut op_at, ends) = (at + record.header_bytes() as u64, at + u64::from(record.len));
             for _ in 0..record.op_count {
                 let head = medium.get(op_at, KEYED_HEADER_BYTES_MAX.min(ends - op_at))?;
                 let header = head.and_then(|head| OpHeader::decode(head, self.seed, usage.generation, base + op_at));

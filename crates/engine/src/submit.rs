@@ -31,10 +31,7 @@ use self::missing::{missing_of, missing_pages};
 use self::plan::{Body, Planned, Ready, plan_change, takes_away, target_ids};
 use crate::commit::{Class, GIVING_LOOKS, Log, Refused, Reservation, record_header, waited_enough};
 use crate::engine::Engine;
-use crate::format::{
-    Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, checksum_payload, encode_operation,
-    operation_bytes, place_of,
-};
+use crate::format::{Kind, checksum_payload, encode_operation, operation_bytes, place_of, record_bytes, short_flag};
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
 use crate::pages::bring;
@@ -281,7 +278,8 @@ impl Engine {
             }
             let op = plan_change(0, state.number, change, ready)?;
             let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
-            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(key_len, payload_len);
+            let short = log.has_short_headers();
+            let len = record_bytes(short, 1, op.bytes(true));
             if len > self.record_bytes_max || !missing_of(&state, &op).is_empty() {
                 return None;
             }
@@ -290,7 +288,7 @@ impl Engine {
             let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
             self.objects.enter(id, &mut state, reservation.epoch);
             let mut loc = None;
-            self.fill(reservation, std::slice::from_ref(&op), applied_only, |place| loc = Some(place));
+            self.fill(reservation, std::slice::from_ref(&op), applied_only, short, |place| loc = Some(place));
             let payload = op.body.bytes();
             let step = Step {
                 kind: op.kind,
@@ -308,29 +306,24 @@ impl Engine {
         Some(Completion::after(Ok(seq), barrier))
     }
 
-    /// Writes the record into its reservation and ends that; says where each operation stands.
+    /// Writes the record into its reservation, whose length says which header it has if that `may_be_short`, and ends
+    /// the reservation; says where each operation stands.
     fn fill(
         &self,
         mut reservation: Reservation<'_>,
         plan: &[Planned<'_>],
         applied_only: bool,
+        may_be_short: bool,
         mut placed: impl FnMut(Loc),
     ) {
-        let header = record_header(&reservation, plan.len(), applied_only);
+        let short = short_flag(may_be_short, plan.len(), reservation.len as u64);
+        let header = record_header(&reservation, plan.len(), applied_only, short);
         let (generation, offset) = (reservation.generation, reservation.device_offset);
         let bytes = reservation.bytes();
         header.encode(bytes, self.seed, offset);
-        let mut at = RECORD_HEADER_BYTES;
+        let mut at = header.header_bytes();
         for op in plan {
-            let header = OpHeader {
-                kind: op.kind,
-                flags: u8::from(applied_only) * OP_FLAG_APPLIED + u8::from(op.body.is_packed()) * OP_FLAG_COMPRESSED,
-                key_len: 0,
-                payload_len: 0,
-                object: op.object,
-                argument: op.argument,
-                payload_crc: 0,
-            };
+            let header = op.header(applied_only, plan.len() == 1);
             let place = offset + at as u64;
             let (key, payload) = (op.key.bytes(), op.body.bytes());
             let made;
@@ -430,13 +423,15 @@ impl Engine {
             let lsn = lsn.max(self.names_lsn.load(Ordering::Acquire));
             return Attempt::Done(Completion::after(Ok(CommitSeq(log.last_seq())), self.barrier(lsn)));
         }
-        let (mut len, mut payload_bytes, mut replay_ns) = (RECORD_HEADER_BYTES as u64, 0, 0);
+        let (mut operations, mut payload_bytes, mut replay_ns) = (0, 0, 0);
         for op in &plan {
             let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
-            len += operation_bytes(key_len, payload_len);
+            operations += op.bytes(plan.len() == 1);
             payload_bytes += (key_len + payload_len) as u64;
             replay_ns += op.kind.replay_ns() + states.get(op.target).map_or(0, |state| walk_ns(op.kind, &state.spaces));
         }
+        let short = log.has_short_headers();
+        let len = record_bytes(short, plan.len(), operations);
         if len > self.record_bytes_max {
             return Attempt::Done(Completion::ready(Err(Error::TooLarge {
                 what: "transaction",
@@ -485,7 +480,7 @@ impl Engine {
             self.objects.note(op.object, epoch);
         }
         let mut places: SmallVec<[Loc; 2]> = SmallVec::new();
-        self.fill(reservation, &plan, applied_only, |place| places.push(place));
+        self.fill(reservation, &plan, applied_only, short, |place| places.push(place));
         // The record is whole: readers may learn of it.
         self.publish(&plan, &places, targets, states, names, readers_wait_to, epoch);
         states.iter_mut().for_each(|state| self.objects.count(state));

@@ -15,7 +15,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::format::{Superblock, SuperblockError};
+use crate::format::{FORMAT_VERSION, Superblock, SuperblockError};
 use crate::watch::read_readable;
 
 /// Size of a superblock segment on a device that is not zoned, in bytes.
@@ -127,7 +127,7 @@ impl Superblocks {
     /// [`Error::Io`]; the newest one before still counts then.
     pub fn write(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut found = self.found.lock();
-        let mut superblock = found.superblock;
+        let mut superblock = Superblock { version: FORMAT_VERSION, ..found.superblock };
         change(&mut superblock);
         // What does not hold may be a newer one, and may be read again one day: none has its number.
         superblock.sequence += 1 + std::mem::take(&mut found.damaged_at_opening);

@@ -21,7 +21,7 @@ use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Collection, CommitCursor, CommitEntry, Error, Result};
 
 use crate::engine::Engine;
-use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up};
+use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SHORT_RECORD_HEADER_BYTES, round_up};
 use crate::objects::Object;
 use crate::pages::{Page as IndexPage, bring, each_page};
 use crate::reader::{Asked, Sought};
@@ -166,8 +166,8 @@ impl Engine {
         // Before it is read: more may come into one that is written until then.
         let mut whole = usage.cold && self.is_written(usage.segment);
         let (mut gap, mut last_seq) = (None, None);
-        while at + RECORD_HEADER_BYTES as u64 <= end {
-            let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
+        while at + SHORT_RECORD_HEADER_BYTES as u64 <= end {
+            let head = window.get(at, (RECORD_HEADER_BYTES as u64).min(end - at))?;
             let record = RecordHeader::decode(head, self.seed, base + at);
             let fits =
                 |record: &RecordHeader| record.generation == usage.generation && u64::from(record.len) <= end - at;
@@ -186,7 +186,7 @@ impl Engine {
                 self.nothing_in(objects, base + gap..base + at)?;
                 whole = false;
             }
-            let mut op_at = at + RECORD_HEADER_BYTES as u64;
+            let mut op_at = at + record.header_bytes() as u64;
             for number in 0..record.op_count {
                 let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
                 let Some(header) = OpHeader::decode(head, self.seed, usage.generation, base + op_at) else {

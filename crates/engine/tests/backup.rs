@@ -369,10 +369,14 @@ fn damage_on_the_device_ends_the_backup_with_its_place() {
     engine.close().unwrap();
     drop(engine);
     let image = device.image();
-    // In the payload of a value, and in the header of a record.
+    // In the payload of a value, and in the headers of records.
     let value = image.windows(20).position(|window| window.starts_with(b"700 in round 0 700")).unwrap();
-    let record = image.windows(4).skip(2 * SEGMENT_BYTES as usize).position(|window| window == b"ESKR").unwrap();
-    for at in [value, record + 2 * SEGMENT_BYTES as usize + 36] {
+    // Of the first generation, short and long.
+    let log = 2 * SEGMENT_BYTES as usize;
+    let starts = |wanted: fn(&[u8]) -> bool| log + image[log..].windows(28).position(wanted).unwrap();
+    let short = starts(|bytes| bytes[0] == 0xE5 && bytes[4..8] == [1, 0, 0, 0]);
+    let long = starts(|bytes| bytes.starts_with(b"ESKR") && bytes[24..] == [1, 0, 0, 0]);
+    for at in [value, short + 20, long + 36] {
         let folder = tempfile::tempdir().unwrap();
         let mut image = image.clone();
         image[at] ^= 1;

@@ -54,7 +54,7 @@ fn fill_compressed(engine: &Engine) {
     engine.submit(Transaction::new().change(&object("packed"), hole)).wait().unwrap();
 }
 
-/// What fixtures of versions 4 and 5 hold that were left by a crash after the cleaner had moved values: of each space
+/// What fixtures of versions 4 to 6 hold that were left by a crash after the cleaner had moved values: of each space
 /// every third is overwritten, and where the rest is now stands in the log alone.
 fn fill_moved(engine: &Engine) {
     for round in 0..2 {
@@ -123,6 +123,56 @@ fn verify(engine: &Engine) {
     assert_eq!(engine.xattr(&object("bytes"), b"epoch").wait().unwrap(), Some(Bytes::from("17")));
 }
 
+/// Writes to a store that another version has written, in the same segments, and cuts it off: what stands there is in
+/// two forms from then on.
+fn go_on(device: &Arc<MemoryDevice>, name: &str) {
+    let open = || {
+        let options = Options { commit_thread: false, ..Options::default() };
+        Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let newer = |key: u64| Bytes::from(format!("newer {key}"));
+    let holds = |engine: &Engine| {
+        for key in (0..200).filter(|key| *key != 10) {
+            let expected = if key % 2 == 0 { newer(key) } else { value(key) };
+            let slot = engine.slot_get(&object("slots"), key * 3).wait().unwrap();
+            assert_eq!(slot, Some(expected), "{name}, slot {key}");
+            let found = engine.omap_get(&object("omap"), format!("key {key:03}").as_bytes()).wait().unwrap();
+            assert_eq!(found, Some(if key % 3 == 0 { newer(key) } else { value(key) }), "{name}, key {key}");
+        }
+    };
+    let engine = open();
+    for key in (0..200).filter(|key| *key != 10) {
+        let omap_key = Bytes::from(format!("key {key:03}"));
+        let mut txn = Transaction::with(Durability::Applied);
+        if key % 2 == 0 {
+            txn = txn.change(&object("slots"), Change::SlotSet { index: key * 3, value: newer(key) });
+        }
+        if key % 3 == 0 {
+            txn = txn.change(&object("omap"), Change::OmapSet { key: omap_key, value: newer(key) });
+        }
+        engine.submit(txn).wait().unwrap();
+    }
+    engine.submit(Transaction::new().change(&object("slots"), Change::SlotRemove { index: 1 })).wait().unwrap();
+    let image = device.image();
+    drop(engine);
+    let crashed = Arc::new(MemoryDevice::from_image(&image));
+    let report = check(Arc::clone(&crashed) as Arc<dyn Device>, true, &mut |_, _| {}).unwrap();
+    assert_eq!((report.damage.len(), report.version), (0, 6), "{name}");
+    let options = Options { commit_thread: false, ..Options::default() };
+    let engine = Engine::open(Arc::clone(&crashed) as Arc<dyn Device>, options).unwrap();
+    holds(&engine);
+    let folder = tempfile::tempdir().unwrap();
+    engine.backup(folder.path(), &mut |_, _| ()).unwrap();
+    engine.compact(&mut |_, _| true).unwrap();
+    holds(&engine);
+    let scrubbed = engine.scrub_once(&mut |_, _| true).unwrap();
+    assert_eq!(scrubbed.damage.len(), 0, "{name}");
+    engine.close().unwrap();
+    drop(engine);
+    let engine = Engine::open(crashed as Arc<dyn Device>, Options::default()).unwrap();
+    holds(&engine);
+}
+
 #[test]
 fn formats_stay_readable() {
     if let Some(file) = std::env::var_os("ESKER_WRITE_FIXTURE") {
@@ -169,7 +219,8 @@ fn formats_stay_readable() {
             }
             engine.close().unwrap();
         }
+        go_on(&device, &name);
         versions += 1;
     }
-    assert_eq!(versions, 7);
+    assert_eq!(versions, 9);
 }

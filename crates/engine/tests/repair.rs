@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
-use esker_engine::format::Kind;
+use esker_engine::format::{Kind, SHORT_OP_HEADER_BYTES, SHORT_RECORD_HEADER_BYTES};
 use esker_engine::{
     DumpItem, DumpOptions, Engine, FormatOptions, Level, Lost, Options, RepairHooks, RepairReport, What, dump, repair,
     shape,
@@ -507,7 +507,8 @@ fn what_a_damaged_write_replaced_is_not_shown_in_its_stead() {
 #[test]
 fn a_transaction_that_cannot_be_read_is_named() {
     let (device, id) = overwritten();
-    for before in [32, 72] {
+    let (operation, record) = (SHORT_OP_HEADER_BYTES as u64, SHORT_RECORD_HEADER_BYTES as u64);
+    for before in [operation, operation + record] {
         let damaged = device.snapshot();
         // The header of the operation, and that of the record before it.
         flip(&damaged, place_of(&device, "new value of a slot") - before + 9);
@@ -515,7 +516,7 @@ fn a_transaction_that_cannot_be_read_is_named() {
         assert_eq!(report.level, Level::Replayed);
         assert_eq!(lost.len(), 1, "{lost:?}");
         assert!(matches!(lost[0].what, What::Transaction(_)), "{lost:?}");
-        let expected = if before == 32 { "old value of a slot" } else { "new value of a slot" };
+        let expected = if before == operation { "old value of a slot" } else { "new value of a slot" };
         assert_eq!(show(&found).1[&id].slots[&5], expected.as_bytes());
         assert!(found.slot_get(&id, 19).wait().unwrap().is_some());
     }

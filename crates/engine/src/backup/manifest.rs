@@ -1,7 +1,7 @@
 //! Manifests: what one backup consists of, as text that a person can read.
 //!
 //! ```text
-//! esker backup 1
+//! esker backup 2
 //! NAME VALUE                                          geometry of the store and the superblock that names its checkpoint
 //! segment NUMBER GENERATION LENGTH CRC32C FILE        one for each segment
 //! crc CRC32C                                          of all lines before
@@ -17,9 +17,12 @@ use std::path::{Path, PathBuf};
 
 use esker_store::{Error, Result};
 
-use crate::format::{ReplayFrom, Superblock};
+use crate::format::{FORMAT_VERSION, ReplayFrom, Superblock};
 
-const FIRST_LINE: &str = "esker backup 1";
+const FIRST_LINE: &str = "esker backup 2";
+/// Of backups before stores of version 6, which programs before that read: there is nothing in them that these do not
+/// know.
+const OLDER_FIRST_LINE: &str = "esker backup 1";
 /// A manifest beyond this is none of ours.
 const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 
@@ -91,7 +94,8 @@ impl Manifest {
             return None;
         }
         let mut lines = body.lines();
-        if lines.next()? != FIRST_LINE {
+        let first = lines.next()?;
+        if first != FIRST_LINE && first != OLDER_FIRST_LINE {
             return None;
         }
         let mut value = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
@@ -114,6 +118,7 @@ impl Manifest {
             group: number("replay_group")?,
         };
         let superblock = Superblock {
+            version: FORMAT_VERSION,
             block_bytes,
             uuid,
             sequence: superblock_sequence,
@@ -259,6 +264,7 @@ mod tests {
     fn a_manifest_survives_the_round_trip_and_no_changed_byte_does() {
         let replay = ReplayFrom { generation: 7, offset: 7 << 16, seq: 99, group: 12 };
         let superblock = Superblock {
+            version: FORMAT_VERSION,
             block_bytes: 4096,
             uuid: [0xab; 16],
             sequence: 5,

@@ -218,15 +218,15 @@ impl Log {
     }
 }
 
-/// Header of a transaction's record.
-pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_only: bool) -> RecordHeader {
+/// Header of a transaction's record; `short` is 0 or [`RECORD_FLAG_SHORT`](crate::format::RECORD_FLAG_SHORT).
+pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_only: bool, short: u32) -> RecordHeader {
     RecordHeader {
         len: reservation.len as u32,
         seq: reservation.seq,
         group: reservation.group,
         generation: reservation.generation,
         op_count: op_count as u32,
-        flags: if applied_only { RECORD_FLAG_APPLIED } else { 0 },
+        flags: short | if applied_only { RECORD_FLAG_APPLIED } else { 0 },
     }
 }
 

@@ -12,7 +12,7 @@ use esker_store::{Error, Result};
 use parking_lot::MutexGuard;
 
 use super::state::{EpochEnd, Piece, Ready, State};
-use super::{HURRY, Log, stopped};
+use super::{HURRY, Log, are_low, stopped};
 use crate::format::{
     RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, round_up,
 };
@@ -127,6 +127,7 @@ impl Log {
             state.hurried = state.entered.replace(now).is_some_and(|before| now - before < HURRY);
         }
         state.base_lsn += self.segments.segment_bytes;
+        self.short_headers.store(are_low(state.seq, state.group), Ordering::Relaxed);
         state.segment = segment;
         state.generation = generation;
         state.generation_max = generation;

@@ -6,8 +6,9 @@ use super::crc;
 
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
 /// checkpoints, version 2, which had no compressed payloads, version 3, whose checkpoints had no table of segments and
-/// whose superblocks stood once each, and version 4, whose relocations were not packed.
-pub const FORMAT_VERSION: u32 = 5;
+/// whose superblocks stood once each, version 4, whose relocations were not packed, and version 5, whose headers were
+/// all long.
+pub const FORMAT_VERSION: u32 = 6;
 
 /// The number that all checksums of a store start from, made of its 128-bit id.
 pub fn store_seed(uuid: &[u8; 16]) -> u32 {

@@ -38,10 +38,13 @@ pub use loc::{
 pub(crate) use name::clone_range_payload;
 pub use name::{clone_range_words, decode_name, encode_name};
 pub use operation::{
-    CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload,
-    checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
+    CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_SHORT, OP_HEADER_BYTES, OpHeader, Payload,
+    SHORT_OP_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
 };
-pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
+pub use record::{
+    RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SHORT_NUMBER_END,
+    SHORT_RECORD_HEADER_BYTES, record_bytes, short_flag,
+};
 pub use relocate::{Relocated, Relocations, each_relocated, relocated_entries};
 pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
 pub use superblock::{
@@ -58,7 +61,9 @@ pub fn layouts() -> Vec<Layout> {
         ("superblock", superblock::LAYOUT),
         ("segment header", segment::LAYOUT),
         ("record header", record::LAYOUT),
+        ("short record header", record::SHORT_LAYOUT),
         ("operation header", operation::LAYOUT),
+        ("short operation header", operation::SHORT_LAYOUT),
         ("compressed payload", compressed::LAYOUT),
     ]
 }

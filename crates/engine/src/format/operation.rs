@@ -1,6 +1,9 @@
 //! Operations: the steps of a record, each with its key and payload beside its own checksums.
 //!
-//! header (32 bytes) → key → block checksums (payloads above 4 KiB only) → payload → zeros to a multiple of 8
+//! header (32 or 20 bytes) → key → block checksums (payloads above 4 KiB only) → payload → zeros to a multiple of 8
+//!
+//! The short header says the same as the long one, of what most operations are: a change of an object with a low
+//! number, a key and a payload that are not long, and an argument that is low.
 //!
 //! The index points at an operation's header, so that a value is read and verified alone, without the rest of
 //! its record.
@@ -10,21 +13,38 @@
 //!    its blocks: a small read of a large payload verifies a small read.
 //! 2. `crc` covers header and key and starts from the place.
 //! 3. Kinds are explicit and never reused.
+//! 4. Decoding tells the form by the first byte's highest bit; in memory [`OP_FLAG_SHORT`] says which it is, and of
+//!    what is to be written whether it may be short.
 //! Format: docs/format.md#operation-header
 
 use super::{RECORD_ALIGN, crc, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
 
-/// Bytes of an operation header.
+/// Bytes of a long operation header.
 pub const OP_HEADER_BYTES: usize = 32;
+/// Bytes of a short one.
+pub const SHORT_OP_HEADER_BYTES: usize = 20;
 /// The writer asked only for `Durability::Applied`.
 pub const OP_FLAG_APPLIED: u8 = 1;
 /// The cleaner has moved it: the key ends with the sequence number of the transaction that it comes from (8 bytes) and
-/// its place among that transaction's operations (4 bytes).
+/// its place among that transaction's operations (4 bytes); behind a short header 6 bytes and 2.
 pub const OP_FLAG_MOVED: u8 = 2;
 /// The payload is compressed: see [`Compressed`](super::Compressed). Only of writes, omap sets and slot sets.
 pub const OP_FLAG_COMPRESSED: u8 = 4;
-/// Bytes that [`OP_FLAG_MOVED`] adds to a key.
+/// The header is short, or may be. Stands nowhere on the device.
+pub const OP_FLAG_SHORT: u8 = 1 << 7;
+/// The flags that stand there.
+const STORED_FLAGS: u8 = OP_FLAG_APPLIED | OP_FLAG_MOVED | OP_FLAG_COMPRESSED;
+/// Of the first byte of a short header: this bit, then three flags, then four bits of the kind less one.
+const SHORT_MARK: u8 = 1 << 7;
+const SHORT_FLAGS_AT: u32 = 4;
+/// The last kind of which there are short headers.
+const SHORT_KIND_MAX: u8 = 16;
+const SHORT_KEY_BYTES_MAX: usize = u8::MAX as usize;
+/// Bytes that [`OP_FLAG_MOVED`] adds to a key, and to one behind a short header.
 const MOVED_BYTES: usize = 12;
+const SHORT_MOVED_BYTES: usize = 8;
+/// Sequence numbers from here on do not stand behind a short header.
+const SHORT_SEQ_END: u64 = 1 << 48;
 /// Payloads above this have one checksum per this many bytes.
 pub const CRC_BLOCK_BYTES: usize = 4096;
 
@@ -37,6 +57,16 @@ pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
     ("argument", 16, 8),
     ("payload_crc", 24, 4),
     ("crc", 28, 4),
+];
+
+pub(super) const SHORT_LAYOUT: &[(&str, usize, usize)] = &[
+    ("kind and flags", 0, 1),
+    ("key_len", 1, 1),
+    ("payload_len", 2, 2),
+    ("object", 4, 4),
+    ("argument", 8, 4),
+    ("payload_crc", 12, 4),
+    ("crc", 16, 4),
 ];
 
 /// What an operation does. The comment says what `object`, `argument`, key and payload are.
@@ -167,30 +197,64 @@ impl OpHeader {
     }
 
     /// Where the key starts in the operation.
+    #[inline]
     pub const fn key_start(&self) -> usize {
-        OP_HEADER_BYTES
+        if self.flags & OP_FLAG_SHORT != 0 { SHORT_OP_HEADER_BYTES } else { OP_HEADER_BYTES }
+    }
+
+    /// Where the key ends in the operation.
+    #[inline]
+    pub const fn key_end(&self) -> usize {
+        self.key_start() + self.key_len as usize
     }
 
     /// The key proper, and where in commit order it comes from if the cleaner has moved it, given the operation's
     /// bytes.
     pub fn key<'a>(&self, operation: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
-        self.strip_key(&operation[OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(self.key_len)])
+        self.strip_key(&operation[self.key_start()..self.key_end()])
     }
 
     /// The same, given the key as it stands in the operation.
     #[inline]
     pub fn strip_key<'a>(&self, key: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
-        match key.split_last_chunk::<MOVED_BYTES>() {
-            Some((key, origin)) if self.flags & OP_FLAG_MOVED != 0 => {
-                (key, Some((read_u64(origin, 0), read_u32(origin, 8))))
-            }
-            _ => (key, None),
+        if self.flags & OP_FLAG_MOVED == 0 {
+            return (key, None);
         }
+        if self.flags & OP_FLAG_SHORT != 0 {
+            return match key.split_last_chunk::<SHORT_MOVED_BYTES>() {
+                Some((key, origin)) => {
+                    let origin = u64::from_le_bytes(*origin);
+                    (key, Some((origin % SHORT_SEQ_END, (origin / SHORT_SEQ_END) as u32)))
+                }
+                None => (key, None),
+            };
+        }
+        match key.split_last_chunk::<MOVED_BYTES>() {
+            Some((key, origin)) => (key, Some((read_u64(origin, 0), read_u32(origin, 8)))),
+            None => (key, None),
+        }
+    }
+
+    /// The key of a copy that the cleaner makes of an operation with a payload of this length, which comes from there in
+    /// commit order. From here on the header is that of the copy.
+    pub fn move_from(&mut self, (seq, place): (u64, u32), key: &[u8], payload_len: usize) -> Vec<u8> {
+        self.flags |= OP_FLAG_MOVED | OP_FLAG_SHORT;
+        let mut moved = Vec::with_capacity(key.len() + MOVED_BYTES);
+        moved.extend_from_slice(key);
+        let low = seq < SHORT_SEQ_END && place <= u16::MAX.into();
+        if low && self.is_short_with(key.len() + SHORT_MOVED_BYTES, payload_len) {
+            moved.extend_from_slice(&(seq + u64::from(place) * SHORT_SEQ_END).to_le_bytes());
+        } else {
+            self.flags &= !OP_FLAG_SHORT;
+            moved.extend_from_slice(&seq.to_le_bytes());
+            moved.extend_from_slice(&place.to_le_bytes());
+        }
+        moved
     }
 
     /// Where the payload starts in the operation.
     pub fn payload_start(&self) -> usize {
-        OP_HEADER_BYTES + usize::from(self.key_len) + self.crcs_bytes()
+        self.key_end() + self.crcs_bytes()
     }
 
     /// Where the payload ends in the operation.
@@ -204,11 +268,24 @@ impl OpHeader {
     }
 
     /// Reads the header's fields without verifying it: for bytes that never left this process's memory.
+    #[inline]
     pub fn decode_trusted(bytes: &[u8]) -> Option<Self> {
+        if bytes.first().is_some_and(|first| first & SHORT_MARK != 0) {
+            let bytes = bytes.get(..SHORT_OP_HEADER_BYTES)?;
+            return Some(Self {
+                kind: Kind::from_u8((bytes[0] & ((1 << SHORT_FLAGS_AT) - 1)) + 1)?,
+                flags: (bytes[0] >> SHORT_FLAGS_AT) & STORED_FLAGS | OP_FLAG_SHORT,
+                key_len: bytes[1].into(),
+                payload_len: u16::from_le_bytes([bytes[2], bytes[3]]).into(),
+                object: read_u32(bytes, 4).into(),
+                argument: read_u32(bytes, 8).into(),
+                payload_crc: read_u32(bytes, 12),
+            });
+        }
         let bytes = bytes.get(..OP_HEADER_BYTES)?;
         Some(Self {
             kind: Kind::from_u8(bytes[0])?,
-            flags: bytes[1],
+            flags: bytes[1] & !OP_FLAG_SHORT,
             key_len: u16::from_le_bytes([bytes[2], bytes[3]]),
             payload_len: read_u32(bytes, 4),
             object: read_u64(bytes, 8),
@@ -221,9 +298,25 @@ impl OpHeader {
     /// `offset` in a segment of this generation. The payload is not looked at, and may be missing from `bytes`.
     pub fn decode(bytes: &[u8], store_seed: u32, generation: u32, offset: u64) -> Option<Self> {
         let header = Self::decode_trusted(bytes)?;
-        let key = bytes.get(OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len))?;
-        let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
-        (crc::crc32c_append(crc, key) == read_u32(bytes, 28)).then_some(header)
+        let key = bytes.get(header.key_start()..header.key_end())?;
+        let crc_at = header.key_start() - 4;
+        let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..crc_at]);
+        (crc::crc32c_append(crc, key) == read_u32(bytes, crc_at)).then_some(header)
+    }
+
+    /// Whether the operation with a key and a payload of these lengths has a short header.
+    fn is_short_with(&self, key_len: usize, payload_len: usize) -> bool {
+        self.flags & OP_FLAG_SHORT != 0
+            && (self.object | self.argument) <= u32::MAX.into()
+            && key_len <= SHORT_KEY_BYTES_MAX
+            && payload_len <= CRC_BLOCK_BYTES
+            && self.kind as u8 <= SHORT_KIND_MAX
+    }
+
+    /// Bytes of the operation with a key and a payload of these lengths, padding included.
+    pub fn bytes_with(&self, key_len: usize, payload_len: usize) -> u64 {
+        let header = if self.is_short_with(key_len, payload_len) { SHORT_OP_HEADER_BYTES } else { OP_HEADER_BYTES };
+        round_up((header + key_len + crcs_bytes(payload_len) + payload_len) as u64, RECORD_ALIGN)
     }
 }
 
@@ -241,7 +334,7 @@ pub struct Payload {
 impl OpHeader {
     /// The checksums of a payload that was verified, given the operation's bytes from this header on.
     pub fn sums(&self, operation: &[u8]) -> Payload {
-        let block_crcs = operation[OP_HEADER_BYTES + usize::from(self.key_len)..self.payload_start()].to_vec();
+        let block_crcs = operation[self.key_end()..self.payload_start()].to_vec();
         Payload { crc: self.payload_crc, block_crcs }
     }
 }
@@ -258,13 +351,13 @@ pub fn checksum_payload(payload: &[u8]) -> Payload {
     Payload { crc: crc::crc32c(&block_crcs), block_crcs }
 }
 
-/// Bytes of an operation with a key and a payload of these lengths, padding included.
+/// Bytes of an operation with a key and a payload of these lengths, padding included, where its header is long.
 pub fn operation_bytes(key_len: usize, payload_len: usize) -> u64 {
     round_up((OP_HEADER_BYTES + key_len + crcs_bytes(payload_len) + payload_len) as u64, RECORD_ALIGN)
 }
 
 /// Writes an operation to the start of `bytes`, which stands at `offset` in a segment of `generation`; returns its
-/// length. `header.payload_crc`, `key_len` and `payload_len` are filled in here.
+/// length, [`OpHeader::bytes_with`]. `header.payload_crc`, `key_len` and `payload_len` are filled in here, and the form.
 #[expect(clippy::too_many_arguments, reason = "the parts of an operation and its place, all of them plain")]
 pub fn encode_operation(
     mut header: OpHeader,
@@ -278,19 +371,30 @@ pub fn encode_operation(
 ) -> u64 {
     header.key_len = key.len() as u16;
     header.payload_len = payload.len() as u32;
+    let (stored, short) = (header.flags & STORED_FLAGS, header.is_short_with(key.len(), payload.len()));
+    header.flags = if short { stored | OP_FLAG_SHORT } else { stored };
     let total = header.total_bytes() as usize;
     let bytes = &mut bytes[..total];
-    bytes[0] = header.kind as u8;
-    bytes[1] = header.flags;
-    bytes[2..4].copy_from_slice(&header.key_len.to_le_bytes());
-    write_u32(bytes, 4, header.payload_len);
-    write_u64(bytes, 8, header.object);
-    write_u64(bytes, 16, header.argument);
-    write_u32(bytes, 24, sums.crc);
-    let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
-    write_u32(bytes, 28, crc::crc32c_append(crc, key));
-    let key_end = OP_HEADER_BYTES + key.len();
-    bytes[OP_HEADER_BYTES..key_end].copy_from_slice(key);
+    if short {
+        bytes[0] = SHORT_MARK | stored << SHORT_FLAGS_AT | (header.kind as u8 - 1);
+        bytes[1] = key.len() as u8;
+        bytes[2..4].copy_from_slice(&(payload.len() as u16).to_le_bytes());
+        write_u32(bytes, 4, header.object as u32);
+        write_u32(bytes, 8, header.argument as u32);
+        write_u32(bytes, 12, sums.crc);
+    } else {
+        bytes[0] = header.kind as u8;
+        bytes[1] = stored;
+        bytes[2..4].copy_from_slice(&header.key_len.to_le_bytes());
+        write_u32(bytes, 4, header.payload_len);
+        write_u64(bytes, 8, header.object);
+        write_u64(bytes, 16, header.argument);
+        write_u32(bytes, 24, sums.crc);
+    }
+    let (key_start, key_end) = (header.key_start(), header.key_end());
+    let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..key_start - 4]);
+    write_u32(bytes, key_start - 4, crc::crc32c_append(crc, key));
+    bytes[key_start..key_end].copy_from_slice(key);
     let payload_start = key_end + sums.block_crcs.len();
     bytes[key_end..payload_start].copy_from_slice(&sums.block_crcs);
     bytes[payload_start..payload_start + payload.len()].copy_from_slice(payload);
@@ -304,7 +408,7 @@ pub fn verify_payload(header: &OpHeader, operation: &[u8]) -> bool {
     if payload.len() <= CRC_BLOCK_BYTES {
         return crc::crc32c(payload) == header.payload_crc;
     }
-    let crcs = &operation[OP_HEADER_BYTES + usize::from(header.key_len)..header.payload_start()];
+    let crcs = &operation[header.key_end()..header.payload_start()];
     crc::crc32c(crcs) == header.payload_crc
         && payload
             .chunks(CRC_BLOCK_BYTES)
@@ -327,16 +431,27 @@ mod tests {
     use super::*;
 
     fn header(kind: Kind) -> OpHeader {
-        OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: 4, argument: 9, payload_crc: 0 }
+        OpHeader { kind, flags: OP_FLAG_SHORT, key_len: 0, payload_len: 0, object: 4, argument: 9, payload_crc: 0 }
     }
 
-    fn round_trip(payload_len: usize) {
+    fn round_trip(header: OpHeader, key: &[u8], payload_len: usize, key_start: usize) {
         let payload: Vec<u8> = (0..payload_len).map(|i| (i * 7) as u8).collect();
         let sums = checksum_payload(&payload);
-        let mut bytes = vec![0xff; operation_bytes(3, payload_len) as usize];
-        let len = encode_operation(header(Kind::OmapSet), b"key", &payload, &sums, &mut bytes, 5, 6, 64);
+        let mut bytes = vec![0xff; header.bytes_with(key.len(), payload_len) as usize];
+        let len = encode_operation(header, key, &payload, &sums, &mut bytes, 5, 6, 64);
         assert_eq!(len, bytes.len() as u64);
         let decoded = OpHeader::decode(&bytes, 5, 6, 64).unwrap();
+        let flags = if key_start == SHORT_OP_HEADER_BYTES { OP_FLAG_SHORT } else { 0 };
+        let lens = (key.len() as u16, payload_len as u32);
+        let expected = OpHeader {
+            key_len: lens.0,
+            payload_len: lens.1,
+            payload_crc: sums.crc,
+            flags: header.flags & STORED_FLAGS | flags,
+            ..header
+        };
+        assert_eq!((decoded, decoded.key_start(), decoded.total_bytes()), (expected, key_start, len));
+        assert_eq!(decoded.key(&bytes).0, key);
         assert!(verify_payload(&decoded, &bytes));
         assert_eq!(&bytes[decoded.payload_start()..decoded.payload_end()], &payload[..]);
         assert_eq!(OpHeader::decode(&bytes, 5, 7, 64), None);
@@ -351,8 +466,61 @@ mod tests {
 
     #[test]
     fn an_operation_survives_the_round_trip_and_no_flipped_bit_does() {
-        for len in [0, 1, 8, 100, 4096, 4097, 8192, 100_000] {
-            round_trip(len);
+        for len in [0, 1, 4, 8, 100, 4096] {
+            round_trip(header(Kind::OmapSet), b"key", len, SHORT_OP_HEADER_BYTES);
+        }
+        for len in [4097, 8192, 100_000] {
+            round_trip(header(Kind::OmapSet), b"key", len, OP_HEADER_BYTES);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_short_header_has_a_long_one() {
+        let (set, low) = (header(Kind::OmapSet), u64::from(u32::MAX));
+        let flags = OP_FLAG_APPLIED | OP_FLAG_COMPRESSED | OP_FLAG_SHORT;
+        for (header, key_len, fits) in [
+            (OpHeader { object: low, argument: low, flags, ..set }, 255, true),
+            (set, 256, false),
+            (OpHeader { flags: 0, ..set }, 3, false),
+            (OpHeader { object: low + 1, flags, ..set }, 3, false),
+            (OpHeader { argument: low + 1, ..set }, 3, false),
+            (OpHeader { kind: Kind::SlotRemoveRange, ..set }, 0, true),
+            (OpHeader { kind: Kind::RelocateSlots, ..set }, 0, false),
+            (OpHeader { kind: Kind::Index, ..set }, 0, false),
+        ] {
+            let key_start = if fits { SHORT_OP_HEADER_BYTES } else { OP_HEADER_BYTES };
+            round_trip(header, &vec![b'k'; key_len], 4, key_start);
+        }
+        let mut bytes = [0; 64];
+        let len =
+            encode_operation(header(Kind::SlotSet), b"", b"abcd", &checksum_payload(b"abcd"), &mut bytes, 0, 0, 0);
+        assert_eq!(len, 24);
+    }
+
+    #[test]
+    fn where_a_copy_comes_from_stands_behind_its_key() {
+        let last = SHORT_SEQ_END - 1;
+        for (origin, key_len, payload_len, short) in [
+            ((7, 3), 3, 4, true),
+            ((last, u16::MAX.into()), 247, 4096, true),
+            ((last + 1, 0), 3, 4, false),
+            ((7, u32::from(u16::MAX) + 1), 3, 4, false),
+            ((7, 3), 248, 4, false),
+            ((u64::MAX, u32::MAX), 3, 5000, false),
+        ] {
+            let mut copy = OpHeader { flags: OP_FLAG_APPLIED, ..header(Kind::OmapSet) };
+            let key = vec![b'k'; key_len];
+            let long_key = copy.move_from(origin, &key, payload_len);
+            let mut bytes = vec![0; copy.bytes_with(long_key.len(), payload_len) as usize];
+            let payload = vec![7; payload_len];
+            encode_operation(copy, &long_key, &payload, &checksum_payload(&payload), &mut bytes, 5, 6, 64);
+            let decoded = OpHeader::decode(&bytes, 5, 6, 64).unwrap();
+            assert_eq!(decoded.flags, OP_FLAG_APPLIED | OP_FLAG_MOVED | if short { OP_FLAG_SHORT } else { 0 });
+            assert_eq!(decoded.key(&bytes), (&key[..], Some(origin)), "{origin:?}, {key_len}, {payload_len}");
+            // Moved again from elsewhere.
+            let mut again = decoded;
+            assert_eq!(again.move_from(origin, &key, payload_len), long_key);
+            assert_eq!(again.flags, decoded.flags);
         }
     }
 

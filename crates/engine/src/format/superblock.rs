@@ -55,6 +55,8 @@ pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
 /// What a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
+    /// Version of the format that it was found in. What is written has [`FORMAT_VERSION`].
+    pub version: u32,
     /// Block size that groups are padded to, in bytes.
     pub block_bytes: u32,
     /// The store's random 128-bit id.
@@ -172,6 +174,7 @@ impl Superblock {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&block[16..32]);
         let superblock = Self {
+            version,
             block_bytes: read_u32(block, 12),
             uuid,
             sequence: read_u64(block, 32),
@@ -230,6 +233,7 @@ mod tests {
 
     fn sample() -> Superblock {
         Superblock {
+            version: FORMAT_VERSION,
             block_bytes: 4096,
             uuid: [7; 16],
             sequence: 3,
@@ -268,7 +272,8 @@ mod tests {
         let crc = crc32c::crc32c(&block[..88]);
         write_u32(&mut block, 88, crc);
         block[92..].fill(0);
-        let expected = Superblock { root: 0, root_generation: 0, replay: ReplayFrom::default(), ..sample() };
+        let expected =
+            Superblock { version: 1, root: 0, root_generation: 0, replay: ReplayFrom::default(), ..sample() };
         assert_eq!(Superblock::decode(&block), Ok(expected));
     }
 

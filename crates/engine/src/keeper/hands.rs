@@ -66,6 +66,7 @@ impl Keeper {
             victim: victim.generation,
             oldest: work.cold.open_generation().unwrap_or(0),
             lives: (victim.once + victim.index).clamp(segment_bytes / 64, segment_bytes),
+            len: segment_bytes,
         };
         Hands { keeper: self, from, rests }
     }

@@ -33,6 +33,8 @@ pub(super) struct Origin {
     pub oldest: u32,
     /// What lives there, in bytes.
     pub lives: u64,
+    /// Length of the segment in bytes: no more becomes free with it.
+    pub len: u64,
 }
 
 #[derive(Default)]
@@ -47,6 +49,14 @@ struct State {
     /// The thread has begun.
     runs: bool,
     ended: bool,
+}
+
+impl State {
+    /// Small values take more as copies, so that what is gained in proportion to them may come to more than there is.
+    fn promise(&mut self, from: &Origin, bytes: u64) {
+        let promised = self.promised.entry(from.victim).or_default();
+        *promised = (*promised + bytes).min(from.len);
+    }
 }
 
 /// What is on its way to the places of copies.
@@ -115,7 +125,7 @@ impl Moving {
     pub fn hand(&self, job: Job) -> Option<Job> {
         let mut state = self.state.lock();
         self.gathered.store(0, Ordering::Relaxed);
-        *state.promised.entry(job.from.victim).or_default() += job.batch.bytes;
+        state.promise(&job.from, job.batch.bytes);
         while state.waiting.is_some() && !state.ended {
             self.changed.wait(&mut state);
         }
@@ -169,7 +179,7 @@ impl Moving {
         let mut state = self.state.lock();
         if let Some(from) = state.moving.take() {
             match outcome {
-                Ok(gained) => *state.promised.entry(from.victim).or_default() += gained,
+                Ok(gained) => state.promise(&from, gained),
                 Err(error) => {
                     state.promised.remove(&from.victim);
                     state.failed.push((from.victim, error));

@@ -8,7 +8,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 
 use crate::engine::Engine;
-use crate::format::{DEVICE_BYTES_MAX, LOG_SEGMENTS_MIN, ReplayFrom, Superblock};
+use crate::format::{DEVICE_BYTES_MAX, FORMAT_VERSION, LOG_SEGMENTS_MIN, ReplayFrom, Superblock};
 use crate::keeper::kept_back;
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error};
 
@@ -72,6 +72,7 @@ impl Engine {
         }
         let superblock_segment_bytes = geometry.zone_bytes.unwrap_or(SUPERBLOCK_SEGMENT_BYTES);
         let superblock = Superblock {
+            version: FORMAT_VERSION,
             block_bytes: geometry.block_bytes,
             uuid: options.uuid,
             sequence: 1,

@@ -12,7 +12,7 @@ use std::fmt;
 
 use esker_store::{Error, Result};
 
-use crate::format::{Kind, Loc, OP_HEADER_BYTES, OpHeader, Role};
+use crate::format::{Kind, Loc, OpHeader, Role};
 
 /// What a reader wants of the operation at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl<'a> Asked<'a> {
     /// [`Error::Corrupt`] with the place and both identities.
     #[inline]
     pub fn compare(&self, loc: Loc, header: &OpHeader, operation: &[u8]) -> Result<()> {
-        let key = operation.get(OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len)).unwrap_or_default();
+        let key = operation.get(header.key_start()..header.key_end()).unwrap_or_default();
         if self.is(header, key) { Ok(()) } else { Err(self.mismatch(loc, header, key)) }
     }
 

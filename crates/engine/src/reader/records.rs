@@ -2,7 +2,7 @@
 
 use esker_store::{Error, Result};
 
-use crate::format::{OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up, verify_payload};
+use crate::format::{OpHeader, RecordHeader, SHORT_RECORD_HEADER_BYTES, round_up, verify_payload};
 
 /// A whole segment in memory, and what its records are verified with.
 pub struct SegmentView<'a> {
@@ -27,13 +27,14 @@ impl<'a> SegmentView<'a> {
         let Self { bytes, base, generation, end, block, seed } = *self;
         let mut at = block;
         std::iter::from_fn(move || {
-            while at + RECORD_HEADER_BYTES as u64 <= end {
+            while at + SHORT_RECORD_HEADER_BYTES as u64 <= end {
                 let record = RecordHeader::decode(&bytes[at as usize..], seed, base + at);
                 let fits = |record: &RecordHeader| record.generation == generation && u64::from(record.len) <= end - at;
                 if let Some(record) = record.filter(fits) {
                     let start = at;
                     at += u64::from(record.len);
-                    return Some((record, base + start, &bytes[start as usize + RECORD_HEADER_BYTES..at as usize]));
+                    let body = &bytes[start as usize + record.header_bytes()..at as usize];
+                    return Some((record, base + start, body));
                 }
                 at = round_up(at + 1, block);
             }
@@ -55,7 +56,7 @@ pub fn each_operation(
 ) -> Result<()> {
     let bad = |offset: u64, what: &str| Error::Corrupt { offset, what: what.into() };
     let mut rest = operations;
-    let mut at = offset + RECORD_HEADER_BYTES as u64;
+    let mut at = offset + record.header_bytes() as u64;
     for _ in 0..record.op_count {
         let header = OpHeader::decode(rest, store_seed, record.generation, at)
             .ok_or_else(|| bad(at, "operation header checksum mismatch"))?;

@@ -15,9 +15,7 @@ use super::scan::read_around;
 use super::source::Source;
 use crate::check::{Expected, entries_of, is_what};
 use crate::engine::Engine;
-use crate::format::{
-    CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload,
-};
+use crate::format::{CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, decompress_payload};
 use crate::pages::each_page;
 use crate::reader::SegmentView;
 use crate::spaces::Spaces;
@@ -202,7 +200,7 @@ impl Copy<'_, '_> {
         let view = SegmentView { bytes, base, generation, end: bytes.len() as u64, block, seed };
         let mut orders = Vec::new();
         for (record, offset, body) in view.records() {
-            let (mut rest, mut at) = (body, offset + RECORD_HEADER_BYTES as u64);
+            let (mut rest, mut at) = (body, offset + record.header_bytes() as u64);
             for number in 0..record.op_count {
                 let Some(header) = OpHeader::decode(rest, seed, generation, at) else { break };
                 let (_, origin) = header.key(rest);

@@ -20,9 +20,8 @@ use super::scan::{FoundHeaders, Shapes, headers, read_around};
 use super::source::Source;
 use crate::cache::CachePolicy;
 use crate::format::{
-    Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
-    Stream, Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed,
-    verify_payload,
+    Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, ReplayFrom, Role, Root, SegmentHeader, Space, Stream, Superblock,
+    decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed, verify_payload,
 };
 use crate::load::fill_inline;
 use crate::objects::{Objects, Spaces};
@@ -439,7 +438,7 @@ impl Work {
             let generation = header.generation;
             let view = SegmentView { bytes: &bytes, base, generation, end, block, seed: self.seed };
             for (record, offset, body) in view.records().filter(|(record, ..)| !record.ends_group()) {
-                let (mut rest, mut at) = (body, offset + RECORD_HEADER_BYTES as u64);
+                let (mut rest, mut at) = (body, offset + record.header_bytes() as u64);
                 for place in 0..record.op_count {
                     let Some(op) = OpHeader::decode(rest, self.seed, generation, at) else { break };
                     let Some(operation) = rest.get(..op.total_bytes() as usize) else { break };

@@ -16,7 +16,7 @@ use esker_store::ObjectId;
 use super::report::{Losses, Lost, What};
 use super::scan::read_around;
 use crate::format::{
-    Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, place_of, raw_len, round_up, verify_payload,
+    Kind, OpHeader, RecordHeader, SHORT_RECORD_HEADER_BYTES, Superblock, place_of, raw_len, round_up, verify_payload,
 };
 use crate::objects::Objects;
 use crate::replay::Replayer;
@@ -99,14 +99,14 @@ impl<'a> Tolerant<'a> {
         let stop = link.end.unwrap_or(len).min(len);
         let block = u64::from(self.shape.block_bytes);
         let mut at = link.begins.max(block);
-        while at + RECORD_HEADER_BYTES as u64 <= stop {
+        while at + SHORT_RECORD_HEADER_BYTES as u64 <= stop {
             if let Some(record) = self.record_at(&bytes, base, at, stop, link) {
                 let end = at + u64::from(record.len);
                 if !record.ends_group() {
                     self.operations(
                         &bytes,
                         base,
-                        at + RECORD_HEADER_BYTES as u64..end,
+                        at + record.header_bytes() as u64..end,
                         link.generation,
                         record.seq,
                         false,

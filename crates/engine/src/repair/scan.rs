@@ -116,6 +116,7 @@ fn made_up(device: &dyn Device, area: u64) -> Result<Superblock> {
     let ((uuid, segment_bytes), _) = most
         .ok_or_else(|| refuse(device, "is not an Esker store: no superblock and no segment header of one is on it"))?;
     Ok(Superblock {
+        version: FORMAT_VERSION,
         block_bytes: geometry.block_bytes,
         uuid,
         sequence: 0,

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use super::{Index, Replayer, expected_ns, nonsense, sound, value_of};
 use crate::buffer::{BufferSlice, SegmentBuffer};
-use crate::format::{Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, clone_range_words, decode_name};
+use crate::format::{Kind, OpHeader, RecordHeader, SegmentHeader, clone_range_words, decode_name};
 use crate::objects::Object;
 use crate::recover::{Chain, End, RecoveryReport, Replay, Walk};
 
@@ -229,7 +229,7 @@ impl Replay for Parallel<'_, '_> {
             self.settle()?;
         }
         let mut rest = operations;
-        let mut at = offset + RECORD_HEADER_BYTES as u64;
+        let mut at = offset + record.header_bytes() as u64;
         // The walk has verified every operation of the record.
         for _ in 0..record.op_count {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };

@@ -10,8 +10,8 @@ use super::Replayer;
 use super::parallel::{Parallel, Workers};
 use crate::buffer::SegmentBuffer;
 use crate::format::{
-    Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, checksum_payload, encode_name,
-    encode_operation, operation_bytes, push_slot,
+    Kind, OP_FLAG_SHORT, OpHeader, RecordHeader, SegmentHeader, Stream, checksum_payload, encode_name,
+    encode_operation, push_slot, record_bytes, short_flag,
 };
 use crate::index::Loc;
 use crate::objects::Objects;
@@ -55,20 +55,30 @@ impl Written {
 
     /// Adds a record of one operation; its device offset.
     fn push(&mut self, kind: Kind, object: u64, argument: u64, key: &[u8], payload: &[u8]) -> u64 {
-        let len = RECORD_HEADER_BYTES + operation_bytes(key.len(), payload.len()) as usize;
+        // Both forms of headers, one beside the other.
+        let flags = if self.at % 16 == 0 { OP_FLAG_SHORT } else { 0 };
+        let header = OpHeader { kind, flags, key_len: 0, payload_len: 0, object, argument, payload_crc: 0 };
+        let short = self.at % 48 == 0;
+        let len = record_bytes(short, 1, header.bytes_with(key.len(), payload.len())) as usize;
         if self.at + len > SEGMENT_BYTES as usize {
             self.open();
         }
         let (segment, bytes, records) = self.segments.last_mut().unwrap();
         let offset = segment.segment * SEGMENT_BYTES + self.at as u64;
-        let header = OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object, argument, payload_crc: 0 };
-        let bytes = &mut bytes[self.at + RECORD_HEADER_BYTES..];
-        encode_operation(header, key, payload, &checksum_payload(payload), bytes, 0, segment.generation, offset);
-        let record =
-            RecordHeader { len: len as u32, seq: 0, group: 0, generation: segment.generation, op_count: 1, flags: 0 };
+        let record = RecordHeader {
+            len: len as u32,
+            seq: 0,
+            group: 0,
+            generation: segment.generation,
+            op_count: 1,
+            flags: short_flag(short, 1, len as u64),
+        };
+        let bytes = &mut bytes[self.at + record.header_bytes()..];
+        let place = offset + record.header_bytes() as u64;
+        encode_operation(header, key, payload, &checksum_payload(payload), bytes, 0, segment.generation, place);
         records.push((record, offset));
         self.at += len;
-        offset + RECORD_HEADER_BYTES as u64
+        place
     }
 }
 
@@ -162,7 +172,7 @@ fn replayed(log: &Written, workers: Option<Workers>) -> Result<String> {
             assert!(held <= 2, "{held} segments are in memory when the next one is read");
             for (record, offset) in records {
                 let at = (offset - header.segment * SEGMENT_BYTES) as usize;
-                let operations = &bytes[at + RECORD_HEADER_BYTES..at + record.len as usize];
+                let operations = &bytes[at + record.header_bytes()..at + record.len as usize];
                 walked = replay.record(record, *offset, operations);
                 if walked.is_err() {
                     break 'log;
@@ -271,19 +281,19 @@ fn the_first_error_of_the_log_is_told_by_several_threads_too() {
         let spoilt: Vec<usize> = (0..4).map(|_| first + random.usize(0..200)).collect();
         let mut number = 0;
         for (header, bytes, records) in &mut log.segments {
-            for (_, offset) in &*records {
+            for (record, offset) in &*records {
                 number += 1;
                 if spoilt.contains(&number) {
-                    let at = (offset - header.segment * SEGMENT_BYTES) as usize + RECORD_HEADER_BYTES;
+                    let at = (offset - header.segment * SEGMENT_BYTES) as usize + record.header_bytes();
                     let bytes = &mut bytes[at..];
+                    let short = bytes[0] & 0x80 != 0;
+                    let object = if short { 4 } else { 8 };
                     match random.u32(0..3) {
-                        // An object that does not exist, one that has no number, and a place past the largest object.
-                        0 => bytes[8..16].copy_from_slice(&9_999_999u64.to_le_bytes()),
-                        1 => bytes[8..16].copy_from_slice(&0u64.to_le_bytes()),
-                        _ => {
-                            bytes[0] = Kind::Truncate as u8;
-                            bytes[16..24].fill(0xff);
-                        }
+                        // An object that does not exist, one that has no number, and a range whose end is no number.
+                        0 => bytes[object..object + 4].copy_from_slice(&9_999_999u32.to_le_bytes()),
+                        1 => bytes[object..object + 4].copy_from_slice(&0u32.to_le_bytes()),
+                        _ if short => bytes[0] = bytes[0] & 0xf0 | (Kind::SlotRemoveRange as u8 - 1),
+                        _ => bytes[0] = Kind::SlotRemoveRange as u8,
                     }
                 }
             }
@@ -335,7 +345,7 @@ fn a_panic_of_a_worker_is_an_error() {
         let past = (header.segment + 1) * SEGMENT_BYTES;
         for ((record, offset), said) in records.iter().zip([records[0].1, past]) {
             let at = (offset - header.segment * SEGMENT_BYTES) as usize;
-            let operations = &bytes[at + RECORD_HEADER_BYTES..at + record.len as usize];
+            let operations = &bytes[at + record.header_bytes()..at + record.len as usize];
             parallel.record(record, said, operations).unwrap();
         }
         parallel.settle().unwrap_err()

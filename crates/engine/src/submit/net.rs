@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use parking_lot::RwLockWriteGuard;
 
 use super::plan::Planned;
-use crate::format::{Kind, WEIGHT_WHOLE, operation_bytes};
+use crate::format::{Kind, WEIGHT_WHOLE};
 use crate::index::{Loc, Missing};
 use crate::objects::ObjectState;
 use crate::spaces::word;
@@ -33,7 +33,7 @@ pub(super) fn gives_back(
             | Kind::Write
             | Kind::XattrSet
             | Kind::OmapSet
-            | Kind::SlotSet => added += operation_bytes(op.key.bytes().len(), op.body.bytes().len()),
+            | Kind::SlotSet => added += op.bytes(plan.len() == 1),
             _ => {}
         }
     }

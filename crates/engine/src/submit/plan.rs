@@ -10,7 +10,9 @@ use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use crate::engine::Engine;
-use crate::format::{Kind, Payload, clone_range_payload, encode_name};
+use crate::format::{
+    Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_SHORT, OpHeader, Payload, clone_range_payload, encode_name,
+};
 use crate::objects::{Names, ObjectState};
 
 /// Key of a planned operation: the caller's, or made here.
@@ -75,6 +77,37 @@ pub(super) struct Planned<'t> {
     pub argument: u64,
     pub key: Key<'t>,
     pub body: Body<'t>,
+}
+
+/// Key and payload of an operation that has a short header beside others are at least so long, in bytes. A copy of it
+/// takes eight bytes more: where all of a segment is such operations, cleaning that gains nothing is to be the exception,
+/// as it is with long headers. A record of one operation gains its own header when it is copied.
+const SHORT_BESIDE_BYTES_MIN: usize = 20;
+
+impl Planned<'_> {
+    /// The operation's header, but for what [`encode_operation`](crate::format::encode_operation) fills in; `alone`: its
+    /// record holds no other.
+    pub fn header(&self, applied_only: bool, alone: bool) -> OpHeader {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        let short = alone || self.key.bytes().len() + self.body.bytes().len() >= SHORT_BESIDE_BYTES_MIN;
+        let flags = flag(applied_only, OP_FLAG_APPLIED)
+            | flag(self.body.is_packed(), OP_FLAG_COMPRESSED)
+            | flag(short, OP_FLAG_SHORT);
+        OpHeader {
+            kind: self.kind,
+            flags,
+            key_len: 0,
+            payload_len: 0,
+            object: self.object,
+            argument: self.argument,
+            payload_crc: 0,
+        }
+    }
+
+    /// What it takes in the record, in bytes.
+    pub fn bytes(&self, alone: bool) -> u64 {
+        self.header(false, alone).bytes_with(self.key.bytes().len(), self.body.bytes().len())
+    }
 }
 
 /// The transaction's view of names that it changes itself.
