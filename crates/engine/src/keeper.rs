@@ -77,6 +77,9 @@ const SHARED_SYNC_BYTES: u64 = 4 << 20;
 /// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log
 /// that says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
+/// So many segments the cleaning of one may begin: two for copies, which take more than the values if these are small, and
+/// one of log.
+const CLEAN_SEGMENTS: u64 = 3;
 /// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
 const FLYING_SEGMENTS: u64 = 4;
 /// So often a segment is tried to be cleaned, with a checkpoint between, if something that it takes cannot be read.

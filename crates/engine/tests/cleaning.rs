@@ -90,7 +90,7 @@ fn a_nearly_full_store_of_many_segments_takes_overwrites() {
     (0..keys).for_each(|key| set(&engine, key, 0).unwrap());
     let stats = engine.stats();
     let used = stats.live_bytes as f64 / (24 << 20) as f64;
-    assert!((0.8..0.84).contains(&used), "{used} of the device lives");
+    assert!((0.78..0.84).contains(&used), "{used} of the device lives");
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 1..=60_000u64 {
         let key = rng.u64(..keys);
@@ -132,6 +132,64 @@ fn full_device_recovers() {
             engine = open(&device);
         }
         submit(&engine, Transaction::new().change(&object("slots"), Change::Remove));
+    }
+}
+
+/// A copy of a value of a few bytes takes more than the value: cleaning a store that is full of them must not fill it
+/// further, nor keep its keys from being removed.
+#[test]
+fn a_store_full_of_tiny_values_can_be_emptied_and_filled_again() {
+    for (batch, by_slot) in [(1, true), (16, true), (1_000, true), (1, false), (100, false)] {
+        let set = |key: u64, value: Bytes| match by_slot {
+            true => Change::SlotSet { index: key, value },
+            false => Change::OmapSet { key: key.to_be_bytes().to_vec().into(), value },
+        };
+        let remove = |key: u64| match by_slot {
+            true => Change::SlotRemove { index: key },
+            false => Change::OmapRemove { key: key.to_be_bytes().to_vec().into() },
+        };
+        let get = |engine: &Engine, key: u64| match by_slot {
+            true => engine.slot_get(&object("slots"), key).wait().unwrap(),
+            false => engine.omap_get(&object("slots"), &key.to_be_bytes()).wait().unwrap(),
+        };
+        let device = device(6 << 20);
+        let mut engine = open(&device);
+        start(&engine);
+        let mut rng = fastrand::Rng::with_seed(batch);
+        let mut first = 0;
+        for round in 0..6u32 {
+            let mut keys: Vec<u64> = Vec::new();
+            let tiny = |key: u64| Bytes::copy_from_slice(&(key as u32 ^ round).to_le_bytes());
+            loop {
+                let mut txn = Transaction::with(Durability::Applied);
+                let next = keys.len() as u64..keys.len() as u64 + batch;
+                next.clone().for_each(|key| txn.push(&object("slots"), set(key, tiny(key))));
+                match engine.submit(txn).wait() {
+                    Ok(_) => keys.extend(next),
+                    Err(Error::Full { .. }) => break,
+                    Err(error) => panic!("batch {batch}, round {round}: {error}"),
+                }
+            }
+            first = if round == 0 { keys.len() } else { first };
+            assert!(keys.len() * 5 > first * 4, "batch {batch}, round {round}: {} keys, {first} at first", keys.len());
+            // One in ten, here and there, while the cleaner does what it can; and then all.
+            rng.shuffle(&mut keys);
+            for (at, key) in keys.iter().enumerate() {
+                if at == keys.len() / 10 {
+                    if round % 2 == 1 {
+                        engine.close().unwrap();
+                        drop(engine);
+                        engine = open(&device);
+                    }
+                    for key in &keys[at..] {
+                        assert_eq!(get(&engine, *key), Some(tiny(*key)));
+                    }
+                }
+                let txn = Transaction::with(Durability::Applied).change(&object("slots"), remove(*key));
+                let removed = engine.submit(txn).wait();
+                removed.unwrap_or_else(|error| panic!("batch {batch}, round {round}, {at} of {}: {error}", keys.len()));
+            }
+        }
     }
 }
 
@@ -288,7 +346,7 @@ fn a_compaction_beside_clients_reads_little_at_a_time_and_past_the_page_cache() 
     let before = engine.stats();
     engine.compact_beside_clients(&mut |_, _| true).unwrap();
     let after = engine.stats();
-    assert!(after.cleaned_segments > before.cleaned_segments + 3 && after.damaged_segments == 0, "{after:?}");
+    assert!(after.cleaned_segments > before.cleaned_segments + 2 && after.damaged_segments == 0, "{after:?}");
     for key in 0..10_000 {
         let version = if key % 2 > 0 { 6 } else { 1 };
         assert!(engine.slot_get(&object("slots"), key).wait().unwrap() == Some(value(key, version)), "key {key}");

@@ -10,7 +10,7 @@
 //!
 //! Invariant: nothing is looked at or changed here: one outlook always gives the same choice.
 
-use super::{PACED_SEGMENTS, RESCUE_SEGMENTS};
+use super::{CLEAN_SEGMENTS, PACED_SEGMENTS, RESCUE_SEGMENTS};
 use crate::commit::Gate;
 use crate::segments::Usage;
 
@@ -18,9 +18,9 @@ use crate::segments::Usage;
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
 const CHECKPOINT_LOG_FACTOR: u64 = 8;
 /// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
-/// written: what changes a page of 4 KiB takes about a hundred bytes of log, and of relocations a few, which count for
+/// written: what changes a page of 4 KiB takes fifty bytes of log or more, and of relocations a few, which count for
 /// more (see [`Outlook::tail_changes`]).
-const CROWDED_LOG_SHARE: u64 = 64;
+const CROWDED_LOG_SHARE: u64 = 128;
 /// Where others need space, a checkpoint is due for so many dead segments, and for this part of all.
 const WANTED_MIN: u64 = 2;
 const WANTED_PARTS: u64 = 8;
@@ -118,7 +118,7 @@ pub(super) enum Choice {
 /// Whether cleaning one segment after the other might take what a checkpoint needs, without which some of them do not
 /// become free.
 pub(super) fn is_tight(left: u64, checkpoint: u64) -> bool {
-    left <= checkpoint + RESCUE_SEGMENTS + 1
+    left < checkpoint + RESCUE_SEGMENTS + CLEAN_SEGMENTS
 }
 
 impl Outlook {
@@ -171,6 +171,8 @@ impl Outlook {
             false => None,
             // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are
             // clean.
+            // While a checkpoint still finds it, that comes first: cleaning might take it.
+            true if self.is_tight() && self.fits() && !nothing_to_cover => None,
             true if self.is_tight() && self.left > RESCUE_SEGMENTS && nothing_to_cover => {
                 Some(Search::FreeAtOnceOrBest)
             }
@@ -313,9 +315,9 @@ mod tests {
         wanted: 0,
         victim: Victim::None,
     };
-    /// The same with 20 left, and with 6, which a checkpoint and what must be left beside it take.
+    /// The same with 20 left, and with 4, where a checkpoint of the whole index does not fit.
     const SHORT: Outlook = Outlook { left: 20, ..CALM };
-    const TIGHT: Outlook = Outlook { left: 6, ..CALM };
+    const TIGHT: Outlook = Outlook { left: 4, ..CALM };
     const FULL: Outlook = Outlook { left: 15, gone_since_full: Some(0), ..CALM };
 
     #[test]
@@ -356,10 +358,10 @@ mod tests {
             ("a long replay", Outlook { replay_is_long: true, ..CALM }, at_ease),
             ("no look before one that is due", Outlook { replay_is_long: true, victim: sought, ..CALM }, at_ease),
             ("in a hurry if segments are short", Outlook { replay_is_long: true, ..SHORT }, at_once),
-            ("a crowded index", Outlook { index: IndexSize::Over, tail_changes: 4 << 20, ..CALM }, at_ease),
+            ("a crowded index", Outlook { index: IndexSize::Over, tail_changes: 2 << 20, ..CALM }, at_ease),
             (
                 "with too little log",
-                Outlook { index: IndexSize::Over, tail_changes: (4 << 20) - 1, ..CALM },
+                Outlook { index: IndexSize::Over, tail_changes: (2 << 20) - 1, ..CALM },
                 Choice::Nothing,
             ),
             ("calls wait", Outlook { index: IndexSize::FarOver, tail_bytes: 1, ..CALM }, at_once),
@@ -394,7 +396,14 @@ mod tests {
                 Outlook { walked: true, left: 15, victim: sought, ..SHORT },
                 Choice::Look(Search::Best),
             ),
-            // Where a checkpoint might not find what it needs.
+            // Where cleaning might take what a checkpoint needs, and where it has.
+            ("a checkpoint while it fits", Outlook { left: 5, victim: sought, ..CALM }, at_once),
+            (
+                "nothing to cover",
+                Outlook { left: 7, tail: 0, victim: sought, ..CALM },
+                Choice::Look(Search::FreeAtOnceOrBest),
+            ),
+            ("nor where it is not tight", Outlook { left: 8, victim: sought, ..CALM }, Choice::Look(Search::Best)),
             ("what is free at once", Outlook { victim: sought, ..TIGHT }, Choice::Look(Search::FreeAtOnce)),
             (
                 "spent ones are to be covered",
@@ -418,17 +427,17 @@ mod tests {
             ("calls wait there", Outlook { index: IndexSize::FarOver, ..FULL }, Choice::StayFull { checkpoint: true }),
             (
                 "a crowded index there",
-                Outlook { index: IndexSize::Over, tail_changes: 4 << 20, ..FULL },
+                Outlook { index: IndexSize::Over, tail_changes: 2 << 20, ..FULL },
                 Choice::StayFull { checkpoint: true },
             ),
             (
                 "that a checkpoint would not help much",
-                Outlook { index: IndexSize::Over, tail_changes: (4 << 20) - 1, ..FULL },
+                Outlook { index: IndexSize::Over, tail_changes: (2 << 20) - 1, ..FULL },
                 Choice::StayFull { checkpoint: false },
             ),
             (
                 "whose checkpoint finds no room",
-                Outlook { index: IndexSize::Over, tail_changes: 4 << 20, left: 4, ..FULL },
+                Outlook { index: IndexSize::Over, tail_changes: 2 << 20, left: 4, ..FULL },
                 Choice::StayFull { checkpoint: false },
             ),
             (

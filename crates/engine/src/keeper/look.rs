@@ -80,13 +80,14 @@ impl Keeper {
             return Ok(false);
         }
         if work.full_at.take().is_some() {
-            work.effort = 0;
+            (work.effort, work.hopeless) = (0, None);
         }
         if let Choice::Look(search) = choice {
             outlook.victim = self.victim(work, &outlook, search);
             choice = choose(&outlook);
         }
         match choice {
+            Choice::Checkpoint { .. } if outlook.is_short() && !self.renew_pieces(work, false)?.0 => {}
             Choice::Checkpoint { hurry } => {
                 self.checkpoint_now(work, hurry, &mut || ())?;
                 self.free_dead(work, true)?;
@@ -151,7 +152,6 @@ impl Keeper {
         // one where replay begins needs none, because the superblock names it.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= DamageLevel::Header;
         let tail_bytes = self.tail_bytes(work);
-        let relocated = log.appended_kinds().1.saturating_sub(work.relocation_bytes);
         let walked_until = self.walked_until.load(Ordering::Relaxed);
         Outlook {
             left: log.segments_left(),
@@ -163,7 +163,7 @@ impl Keeper {
             gone_since_full: work.full_at.map(|full| full.live.saturating_sub(live)),
             tail: self.tail_segments(work),
             tail_bytes,
-            tail_changes: tail_bytes + (RELOCATION_PARTS - 1) * relocated,
+            tail_changes: self.tail_changes(work),
             checkpoint_bytes: work.checkpoint_bytes,
             replay_is_long: self.replay_takes_long(work),
             index,
@@ -195,6 +195,12 @@ impl Keeper {
         };
         let waiting = self.parts.segments.in_use().into_iter().filter(waits);
         waiting.map(|usage| usage.generation).collect()
+    }
+
+    /// The bytes of log since the last checkpoint, but those of relocations several times over.
+    pub(super) fn tail_changes(&self, work: &Work) -> u64 {
+        let relocated = self.parts.log.appended_kinds().1.saturating_sub(work.relocation_bytes);
+        self.tail_bytes(work) + (RELOCATION_PARTS - 1) * relocated
     }
 
     fn tail_bytes(&self, work: &Work) -> u64 {
@@ -255,7 +261,7 @@ impl Keeper {
     }
 
     /// Segments of log that the last checkpoint does not cover and that are sealed.
-    fn tail_segments(&self, work: &Work) -> u64 {
+    pub(super) fn tail_segments(&self, work: &Work) -> u64 {
         let open = self.parts.log.open_generation();
         let tail = |usage: &&Usage| !usage.cold && (work.floor..open).contains(&usage.generation);
         self.parts.segments.in_use().iter().filter(tail).count() as u64
@@ -281,7 +287,7 @@ impl Keeper {
     }
 
     /// Segments that could be cleaned.
-    fn closed<'a>(&'a self, work: &'a Work) -> impl Iterator<Item = Usage> + 'a {
+    pub(super) fn closed<'a>(&'a self, work: &'a Work) -> impl Iterator<Item = Usage> + 'a {
         let (open, flying, held) = (work.cold.open_segment(), self.moving.flying(), self.holds.now());
         let closed = move |usage: &Usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };

@@ -5,18 +5,24 @@
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use esker_store::Result;
+use esker_store::{Error, Result};
 
 use super::choose::is_tight;
 use super::free::not_given_back;
 use super::work::{Asking, Full, Work};
-use super::{FULL_SHARE, IDLE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS};
+use super::{CHECKPOINT_SHARE, CLEAN_SEGMENTS, FULL_SHARE, IDLE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS};
 use crate::commit::{Cleaner, Gate, stopped};
+use crate::segments::Usage;
 
 /// Free segments that writes leave alone beside those of a checkpoint.
-const WRITES_LEAVE: u64 = 12;
+const WRITES_LEAVE: u64 = 13;
 /// Segments that are cleaned at most, before what leads to giving back is refused.
 const GIVING_ROUNDS: u32 = 8;
+/// And before what takes away is: it is always to go on.
+const RESCUE_ROUNDS: u32 = 64;
+/// A page of the index takes so many bytes of a checkpoint at most, and the list of all this part of what they take.
+const PAGE_BYTES: u64 = 4096 + 40;
+const LISTED_PARTS: u64 = 64;
 /// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is
 /// given back: so many segments at once, and taken again.
 const EASE_SEGMENTS: u64 = 2;
@@ -59,13 +65,22 @@ impl Keeper {
     /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes
     /// leave eight more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment
     /// of each kind: closing and opening a full store may use up some of the rest, and deletes must go on. On a device
-    /// of few segments writes leave two fifths of them.
+    /// of few segments writes leave two fifths of them. Both leave what the index has grown by as well: after the next
+    /// checkpoint there is to be room for another.
     pub(super) fn reserve(&self) -> [u64; 2] {
         let checkpoint = self.checkpoint_segments();
         let most = self.parts.segments.usable_segments() * 2 / 5;
         let writes = checkpoint + WRITES_LEAVE + self.held_reserve();
-        let deletes = checkpoint + RESCUE_SEGMENTS + 2;
-        [writes.min(most), deletes.min(most.saturating_sub(1))]
+        let deletes = checkpoint + RESCUE_SEGMENTS + CLEAN_SEGMENTS;
+        let grown = self.index_growth();
+        [writes.min(most) + grown, deletes.min(most.saturating_sub(1)) + grown]
+    }
+
+    /// Segments that the next checkpoint takes and does not give back, because the index has grown since the last one.
+    fn index_growth(&self) -> u64 {
+        let segments = &self.parts.segments;
+        let grown = self.parts.objects.stored_bytes().saturating_sub(segments.index_bytes());
+        ((grown + grown / 8) / segments.segment_bytes).min(segments.usable_segments() / 3)
     }
 
     /// What writes leave beside that while snapshots or backups hold segments: what is removed then makes nothing free,
@@ -87,14 +102,16 @@ impl Keeper {
         let spare = left > self.checkpoint_segments() + RESCUE_SEGMENTS;
         let turns = left <= reserve[1] && spare && self.open_segment_is_spent() && self.parts.log.leave_segment();
         if low && fits && (goes_on || turns || !work.spent.is_empty()) {
+            self.renew_pieces(work, true)?;
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
-            if goes_on
-                && self.parts.log.segments_left() <= reserve[1] + 2
-                && !self.is_tight()
-                && self.clean_best(work, FULL_SHARE)?
-            {
-                // What was written instead of something else leaves a little everywhere.
+            self.drop_saved_pages(work);
+            // What was written instead of something else leaves a little everywhere.
+            for _ in 0..GIVING_ROUNDS {
+                let short = goes_on && self.parts.log.segments_left() <= reserve[1] + 2 && !self.is_tight();
+                if !short || !self.clean_best(work, FULL_SHARE)? {
+                    break;
+                }
                 self.settle(work)?;
                 self.free_dead(work, true)?;
             }
@@ -106,7 +123,88 @@ impl Keeper {
         {
             self.keep_giving_going(work, full)?;
         }
+        self.make_room_for_deletes(work, reserve[1])
+    }
+
+    /// What takes away is refused, or nearly: room is made until it goes on, or nothing gains any. What writers were given,
+    /// what deletes changed between many checkpoints, and each closing and opening leave a little everywhere.
+    fn make_room_for_deletes(&self, work: &mut Work, leaves: u64) -> Result<()> {
+        let log = &self.parts.log;
+        if work.hopeless == Some(log.last_seq()) {
+            return Ok(());
+        }
+        for _ in 0..RESCUE_ROUNDS {
+            let left = log.segments_left();
+            if left > leaves || left <= RESCUE_SEGMENTS {
+                break;
+            }
+            let (fits, renewed) = self.renew_pieces(work, true)?;
+            if fits && (renewed || !work.spent.is_empty() || self.tail_segments(work) > 0) {
+                self.settle(work)?;
+                self.write_now(work, true, left, &mut || ())?;
+                self.free_dead(work, true)?;
+                self.drop_saved_pages(work);
+                if log.segments_left() > left {
+                    continue;
+                }
+            }
+            // Where no checkpoint fits, what is cleaned must be free without one.
+            let best = self.best_of(work, FULL_SHARE, |usage| fits || usage.index == 0);
+            let Some(best) = best else { break };
+            self.clean_or_leave(work, best)?;
+            self.settle(work)?;
+            self.free_dead(work, true)?;
+        }
+        work.hopeless = (log.segments_left() <= leaves).then(|| log.last_seq());
         Ok(())
+    }
+
+    /// Has the next checkpoint write the pieces of the last one elsewhere that stand where nothing else lives, as far as
+    /// there is room for them: what it does not write again would keep their segments, and the index would take twice
+    /// its room after a few checkpoints of changes here and there. With `all`, also where most of a segment is such: of
+    /// what is deleted meanwhile much may change. Whether there is room for a checkpoint now, and whether there are such
+    /// pieces.
+    pub(super) fn renew_pieces(&self, work: &mut Work, all: bool) -> Result<(bool, bool)> {
+        let (segments, left) = (&self.parts.segments, self.parts.log.segments_left());
+        let whole = self.checkpoint_segments() * segments.segment_bytes;
+        let room = left.saturating_sub(RESCUE_SEGMENTS) * segments.segment_bytes;
+        let changed = self.changed_bytes().min(whole);
+        // Where much has changed, little is left of what stands there.
+        let most = if all || changed > whole / 4 { segments.segment_bytes } else { segments.segment_bytes / 4 * 3 };
+        let outdated = |usage: &Usage| usage.once == 0 && (1..=most).contains(&usage.index);
+        let mut outdated: Vec<Usage> = self.closed(work).filter(outdated).collect();
+        outdated.sort_unstable_by_key(|usage| usage.index);
+        // They come into memory for that, and leave it after the checkpoint.
+        let memory = if whole <= self.index_bytes { u64::MAX } else { self.index_bytes / 8 };
+        let mut needed = changed;
+        outdated.retain(|usage| {
+            needed += usage.index + usage.index / 8;
+            needed.min(whole) <= room && needed - changed <= memory
+        });
+        let renewed = !outdated.is_empty();
+        for usage in outdated {
+            self.clean_or_leave(work, usage)?;
+        }
+        Ok((changed <= room, renewed))
+    }
+
+    /// What a checkpoint would write now at most, in bytes: changed pages, the lists of their objects, and the rest.
+    fn changed_bytes(&self) -> u64 {
+        let pages = self.parts.objects.changed_pages(self.parts.log.epoch());
+        let lists = self.parts.objects.stored_bytes() / LISTED_PARTS;
+        pages * PAGE_BYTES + lists + self.parts.segments.segment_bytes / CHECKPOINT_SHARE
+    }
+
+    /// Cleans a segment; one that cannot be cleaned now is left as it is.
+    fn clean_or_leave(&self, work: &mut Work, usage: Usage) -> Result<()> {
+        match self.clean_segment(work, usage) {
+            Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
+            Err(error) => {
+                tracing::warn!(segment = usage.segment, %error, "not cleaned to make room for deletes");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
     }
 
     /// What leads to giving back was refused: openings after crashes leave segments that were never filled, of the log

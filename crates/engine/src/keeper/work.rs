@@ -50,6 +50,8 @@ pub(super) struct Work {
     pub full_at: Option<Full>,
     /// See [`Giving`].
     pub giving: Giving,
+    /// The log's last sequence number when no room was found for what takes away.
+    pub hopeless: Option<u64>,
     pub asking: Asking,
     /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
     pub renew: u8,
@@ -98,6 +100,7 @@ impl Work {
             effort_from: 0,
             full_at: None,
             giving: Giving::default(),
+            hopeless: None,
             asking: Asking::default(),
             renew: 0,
             whole: true,

@@ -11,8 +11,8 @@ use esker_store::{Error, Result};
 
 use super::work::Work;
 use super::{
-    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, RESCUE_SEGMENTS, SHARED_SYNC_BYTES, SLACK_PARTS,
-    SLACK_SEGMENTS,
+    CHECKPOINT_BYTES_PER_S, CLEAN_SEGMENTS, CLONES_TRIED, FULL_SHARE, Keeper, RESCUE_SEGMENTS, SHARED_SYNC_BYTES,
+    SLACK_PARTS, SLACK_SEGMENTS,
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
@@ -123,8 +123,9 @@ impl Keeper {
         emptiest.sort_unstable_by_key(|usage| usage.once + usage.index);
         let mut moved = 0;
         for usage in emptiest {
-            moved += usage.once + usage.index;
-            let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
+            // Small values take up to a third more as copies.
+            moved += usage.once + usage.once / 3 + usage.index;
+            let room = self.parts.log.segments_left() >= checkpoint + CLEAN_SEGMENTS;
             if moved > self.parts.segments.segment_bytes || !room {
                 break;
             }
