@@ -29,7 +29,7 @@ use crate::format::{
     push_omap, push_slot,
 };
 use crate::index::PageId;
-use crate::objects::{Objects, Spaces};
+use crate::objects::{Object, Objects, Spaces};
 use crate::reader::Reader;
 use crate::segments::{GENERATION_LOST, Segments, Usage};
 use crate::spaces::{INLINE_BYTES_MAX, INLINE_SLOT_BYTES};
@@ -100,6 +100,14 @@ pub struct CheckpointReport {
     pub bytes: u64,
     /// Generation of the segment where the log goes on: older ones are not replayed any more.
     pub generation: u32,
+}
+
+/// What is to be expected of the next checkpoint.
+pub struct Forecast {
+    /// Bytes that it writes, at most, if nothing changes until then.
+    pub written: u64,
+    /// Bytes of the last one that it leaves where they are, by segment.
+    pub stays: HashMap<u64, u64>,
 }
 
 /// One checkpoint being written.
@@ -245,6 +253,89 @@ impl Saved {
             Role::List(of) => is(space(of).map(|space| &space.list)),
             Role::Page(of, number) => is(space(of).and_then(|space| space.pages.get(&number))),
         }
+    }
+}
+
+/// A page takes at most so many bytes of a checkpoint.
+const PAGE_BYTES: u64 = 4096 + 40;
+/// An entry of a list of pages or of heads takes so many.
+const ENTRY_BYTES: u64 = 16;
+/// What a head, a list, a part of the table or the root takes beside its entries, about.
+const PIECE_BYTES: u64 = 512;
+
+impl Saved {
+    /// What the next checkpoint will write, from what has changed by now. Looks at every piece of the last one, and at the
+    /// pages of each object that has changed.
+    pub fn forecast(&self, parts: &Parts) -> Forecast {
+        let touched = parts.objects.touched_so_far(parts.log.epoch());
+        let mut changed: BTreeMap<u64, [Vec<u64>; 3]> = BTreeMap::new();
+        for number in touched.into_iter().chain(self.rewrite.iter().copied()) {
+            let object = parts.objects.numbered(number);
+            changed.insert(number, Space::ALL.map(|space| self.changed_pages(number, space, object.as_deref())));
+        }
+        let span = |loc: Option<&Loc>| loc.map_or(0, |loc| loc.span_bytes());
+        let mut written = span(self.root.as_ref()) + parts.segments.log_segments() * 2 * ENTRY_BYTES + PIECE_BYTES;
+        let mut table_parts = self.dirty_parts.clone();
+        for (number, pages) in &changed {
+            table_parts.insert(number / TABLE_PART);
+            let head = self.table.get(&(number / TABLE_PART)).and_then(|part| part.get(number));
+            written += span(head) + PIECE_BYTES;
+            for (space, pages) in Space::ALL.into_iter().zip(pages) {
+                let saved = self.saved_space(*number, space);
+                let listed = saved.map_or(0, |saved| saved.pages.len()) + pages.len();
+                written += if pages.is_empty() { 0 } else { listed as u64 * ENTRY_BYTES + PIECE_BYTES };
+                // What was small may have grown.
+                let bytes = |page: &u64| saved.and_then(|saved| saved.pages.get(page)).map(|loc| 2 * loc.span_bytes());
+                written +=
+                    pages.iter().map(|page| bytes(page).map_or(PAGE_BYTES, |twice| twice.min(PAGE_BYTES))).sum::<u64>();
+            }
+        }
+        written += table_parts.iter().map(|part| span(self.parts.get(part)) + PIECE_BYTES).sum::<u64>();
+        let mut stays: HashMap<u64, u64> = HashMap::new();
+        let mut stay = |loc: Loc| {
+            let parts_of = self.large.get(&loc.offset()).into_iter().flatten().copied();
+            for loc in std::iter::once(loc.with_flags(0)).chain(parts_of) {
+                *stays.entry(parts.segments.segment_of(loc.offset())).or_default() += loc.span_bytes();
+            }
+        };
+        self.parts.iter().filter(|(part, _)| !table_parts.contains(part)).for_each(|(_, loc)| stay(*loc));
+        for (number, loc) in self.table.values().flatten() {
+            if !changed.contains_key(number) {
+                stay(*loc);
+            }
+        }
+        for (number, spaces) in &self.spaces {
+            let changed = changed.get(number);
+            for (space, saved) in Space::ALL.into_iter().zip(spaces) {
+                let Some(saved) = saved else { continue };
+                let pages = changed.map_or(&[][..], |changed| &changed[space as usize]);
+                if pages.is_empty() {
+                    stay(saved.list);
+                }
+                let there = saved.pages.iter().filter(|(page, _)| pages.binary_search(page).is_err());
+                there.for_each(|(_, loc)| stay(*loc));
+            }
+        }
+        Forecast { written, stays }
+    }
+
+    fn saved_space(&self, number: u64, space: Space) -> Option<&SavedSpace> {
+        self.spaces.get(&number).and_then(|spaces| spaces[space as usize].as_ref())
+    }
+
+    /// The pages of an object that the next checkpoint writes or leaves out, sorted; all of one that is gone.
+    fn changed_pages(&self, number: u64, space: Space, object: Option<&Object>) -> Vec<u64> {
+        let saved = || self.saved_space(number, space).into_iter().flat_map(|saved| saved.pages.keys().copied());
+        let Some(object) = object else { return saved().collect() };
+        let state = object.state.read();
+        let mut pages = match self.rewrite.contains(&number) {
+            true => state.spaces.pages(space),
+            false => dirty_pages(space, &state.spaces),
+        };
+        pages.retain(|page| state.spaces.cold_page(space, *page).is_none());
+        drop(state);
+        pages.sort_unstable();
+        pages
     }
 }
 

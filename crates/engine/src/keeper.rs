@@ -66,6 +66,8 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
+/// And so where a checkpoint might not find what it needs: what the log says of its copies takes room until the next one.
+const TIGHT_SHARE: f64 = 0.8;
 /// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes
 /// free.
 const PACED_SEGMENTS: u64 = 2;
@@ -152,6 +154,8 @@ pub struct Keeper {
     open_cold_room: Arc<AtomicU64>,
     /// How often the thread has looked what is to be done.
     looks: AtomicU64,
+    /// What the index took, as objects tell, at the last checkpoint since opening.
+    stored_before: AtomicU64,
     /// Bytes of index pages after the last checkpoint if none could leave though nothing was written beside it; else 0.
     index_stays: AtomicU64,
     pages_left: Mutex<()>,
@@ -206,6 +210,7 @@ impl Keeper {
             woken: Mutex::new(false),
             waking: Condvar::new(),
             stopping: AtomicBool::new(false),
+            stored_before: AtomicU64::new(0),
             moves: AtomicU64::new(0),
             open_cold,
             unwritten,

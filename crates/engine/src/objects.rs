@@ -558,14 +558,12 @@ impl Objects {
         std::mem::take(&mut *self.touched[epoch as usize % 2].lock())
     }
 
-    /// How many pages of the index have changed in this epoch, as far as objects know: with every change of theirs.
-    pub fn changed_pages(&self, epoch: u32) -> u64 {
+    /// The numbers of the objects that have changed in an epoch that goes on, each once.
+    pub fn touched_so_far(&self, epoch: u32) -> Vec<u64> {
         let mut touched = self.touched[epoch as usize % 2].lock().clone();
         touched.sort_unstable();
         touched.dedup();
-        let changed =
-            |number: u64| self.numbered(number).map_or(0, |object| object.state.read().spaces.changed_pages());
-        touched.into_iter().map(changed).sum()
+        touched
     }
 
     /// For a checkpoint whose cut ended `epoch`: what the object was then, its pages that changed since the

@@ -92,12 +92,6 @@ impl Spaces {
     }
 
     /// Makes all index pages count as saved.
-    /// Pages that changed since the last checkpoint, those that are gone among them.
-    pub fn changed_pages(&self) -> u64 {
-        let pages = self.slots.dirty_pages().count() + self.omap.dirty_pages().count();
-        (pages + self.extents.dirty_pages().count()) as u64
-    }
-
     pub fn clear_dirty(&mut self) {
         self.slots.clear_dirty();
         self.omap.clear_dirty();

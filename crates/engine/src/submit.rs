@@ -87,7 +87,8 @@ impl Engine {
         let mut fetched = Fetched::new();
         // Places that guards look at stay what they are for as long as this is held.
         let mut pinned = Some(self.segments.pin());
-        let (mut looks, mut full_since) = (if txn.gives_back { GIVING_LOOKS } else { 1 }, None);
+        let gives = txn.gives_back || txn.ops.iter().all(takes_away);
+        let (mut looks, mut full_since) = (if gives { GIVING_LOOKS } else { 1 }, None);
         let (mut gathering, mut brought) = (None, 0);
         let full = |engine: &Self| {
             let needed = engine.record_bytes_max.min(txn_bytes(txn));

@@ -185,7 +185,7 @@ fn a_waker_that_panics_keeps_nobody_waiting() {
 /// commit thread slept for another time while nothing was pending. Fix: it never sleeps for longer than the policy
 /// says.
 #[test]
-fn what_nobody_waits_for_is_durable_after_the_policys_interval() {
+fn what_is_not_waited_for_is_durable_after_the_interval_of_the_policy() {
     let device = MemoryDevice::new(80 * SEGMENT_BYTES);
     formatted(&device);
     let policy = CommitPolicy::Periodic { interval: Duration::from_millis(50) };

@@ -13,7 +13,7 @@ use esker_store::{Error, Result};
 
 use super::choose::{Choice, IndexSize, Outcome, Outlook, Search, Victim, choose, let_in};
 use super::work::{Full, Work};
-use super::{CHECKPOINT_SHARE, FLYING_SEGMENTS, FULL_SHARE, Keeper, RESCUE_SEGMENTS};
+use super::{CHECKPOINT_SHARE, FLYING_SEGMENTS, FULL_SHARE, Keeper, RESCUE_SEGMENTS, TIGHT_SHARE};
 use crate::clean::learn_sharers;
 use crate::commit::Gate;
 use crate::segments::{DamageLevel, Usage};
@@ -87,11 +87,18 @@ impl Keeper {
             choice = choose(&outlook);
         }
         match choice {
-            Choice::Checkpoint { .. } if outlook.is_short() && !self.renew_pieces(work, false)?.0 => {}
             Choice::Checkpoint { hurry } => {
-                self.checkpoint_now(work, hurry, &mut || ())?;
-                self.free_dead(work, true)?;
-                self.drop_saved_pages(work);
+                // One that does not come to its end leaves two halves.
+                if !outlook.is_short() || self.renew_pieces(work, true)?.fits {
+                    self.checkpoint_now(work, hurry, &mut || ())?;
+                    self.free_dead(work, true)?;
+                    self.drop_saved_pages(work);
+                    done = true;
+                }
+            }
+            // Pieces of checkpoints, scattered, may take up what one needs: that is less than copies of values.
+            Choice::Clean(_) if self.is_tight() && self.renew_pieces(work, false)?.is_worth_a_checkpoint() => {
+                self.write_renewed(work)?;
                 done = true;
             }
             Choice::Clean(best) => {
@@ -209,12 +216,13 @@ impl Keeper {
 
     /// The segment that is looked for.
     fn victim(&self, work: &Work, outlook: &Outlook, search: Search) -> Victim {
-        let free_at_once = || self.best_of(work, FULL_SHARE, |usage| usage.index == 0);
+        let share = if self.is_tight() { TIGHT_SHARE } else { FULL_SHARE };
+        let free_at_once = || self.best_of(work, share, |usage| usage.index == 0);
         let found = match search {
             Search::Damaged => self.damaged(work),
             Search::Best => self.best(work, FULL_SHARE),
             Search::FreeAtOnce => free_at_once(),
-            Search::FreeAtOnceOrBest => free_at_once().or_else(|| self.best(work, FULL_SHARE)),
+            Search::FreeAtOnceOrBest => free_at_once().or_else(|| self.best(work, share)),
         };
         found.map_or(Victim::None, |best| Victim::Found(best, outlook.fits() && self.tail_is_better(work, &best)))
     }
@@ -235,6 +243,7 @@ impl Keeper {
         // What is removed may be worth more than what is added for it: for that, lenders are to be known.
         learn_sharers(&self.parts)?;
         self.keep_deletes_going(work, full, reserve)?;
+        let reserve = self.reserve();
         self.parts.log.set_gate(Gate::Full, reserve[0], reserve);
         self.pace(false);
         Ok(())

@@ -3,6 +3,7 @@
 //! Invariant: writes stop while so many segments are still free as a checkpoint, the cleaner and deletes need.
 
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
@@ -10,7 +11,8 @@ use esker_store::{Error, Result};
 use super::choose::is_tight;
 use super::free::not_given_back;
 use super::work::{Asking, Full, Work};
-use super::{CHECKPOINT_SHARE, CLEAN_SEGMENTS, FULL_SHARE, IDLE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS};
+use super::{CLEAN_SEGMENTS, FULL_SHARE, IDLE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, TIGHT_SHARE};
+use crate::checkpoint::Forecast;
 use crate::commit::{Cleaner, Gate, stopped};
 use crate::segments::Usage;
 
@@ -19,10 +21,7 @@ const WRITES_LEAVE: u64 = 13;
 /// Segments that are cleaned at most, before what leads to giving back is refused.
 const GIVING_ROUNDS: u32 = 8;
 /// And before what takes away is: it is always to go on.
-const RESCUE_ROUNDS: u32 = 64;
-/// A page of the index takes so many bytes of a checkpoint at most, and the list of all this part of what they take.
-const PAGE_BYTES: u64 = 4096 + 40;
-const LISTED_PARTS: u64 = 64;
+const RESCUE_ROUNDS: u32 = 16;
 /// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is
 /// given back: so many segments at once, and taken again.
 const EASE_SEGMENTS: u64 = 2;
@@ -33,6 +32,20 @@ const QUIET: Duration = Duration::from_secs(30);
 /// Free segments that writes leave alone on a device of so many, if a checkpoint of the whole index takes so many.
 pub fn kept_back(checkpoint: u64, segments: u64) -> u64 {
     (checkpoint + WRITES_LEAVE).min(segments * 2 / 5)
+}
+
+/// What has come of looking for pieces of the last checkpoint that are to be written elsewhere.
+pub(super) struct Renewed {
+    /// The next checkpoint has room, as far as things have changed by now.
+    pub fits: bool,
+    /// There are such.
+    pub any: bool,
+}
+
+impl Renewed {
+    pub fn is_worth_a_checkpoint(&self) -> bool {
+        self.fits && self.any
+    }
 }
 
 impl Cleaner for Weak<Keeper> {
@@ -79,7 +92,9 @@ impl Keeper {
     /// Segments that the next checkpoint takes and does not give back, because the index has grown since the last one.
     fn index_growth(&self) -> u64 {
         let segments = &self.parts.segments;
-        let grown = self.parts.objects.stored_bytes().saturating_sub(segments.index_bytes());
+        // Of some spaces memory tells more than they take: what counts is how much more that is than it was.
+        let before = segments.index_bytes().max(self.stored_before.load(Ordering::Relaxed));
+        let grown = self.parts.objects.stored_bytes().saturating_sub(before);
         ((grown + grown / 8) / segments.segment_bytes).min(segments.usable_segments() / 3)
     }
 
@@ -123,76 +138,87 @@ impl Keeper {
         {
             self.keep_giving_going(work, full)?;
         }
-        self.make_room_for_deletes(work, reserve[1])
+        self.make_room_for_deletes(work)
     }
 
     /// What takes away is refused, or nearly: room is made until it goes on, or nothing gains any. What writers were given,
     /// what deletes changed between many checkpoints, and each closing and opening leave a little everywhere.
-    fn make_room_for_deletes(&self, work: &mut Work, leaves: u64) -> Result<()> {
+    fn make_room_for_deletes(&self, work: &mut Work) -> Result<()> {
         let log = &self.parts.log;
         if work.hopeless == Some(log.last_seq()) {
             return Ok(());
         }
         for _ in 0..RESCUE_ROUNDS {
-            let left = log.segments_left();
-            if left > leaves || left <= RESCUE_SEGMENTS {
+            // After a checkpoint the index has not grown any more.
+            let (left, leaves) = (log.segments_left(), self.reserve()[1]);
+            if left > leaves || left <= RESCUE_SEGMENTS || self.stopping.load(Ordering::Acquire) {
                 break;
             }
-            let (fits, renewed) = self.renew_pieces(work, true)?;
-            if fits && (renewed || !work.spent.is_empty() || self.tail_segments(work) > 0) {
-                self.settle(work)?;
-                self.write_now(work, true, left, &mut || ())?;
-                self.free_dead(work, true)?;
-                self.drop_saved_pages(work);
+            let renewed = self.renew_pieces(work, false)?;
+            if renewed.fits && (renewed.any || !work.spent.is_empty() || self.tail_segments(work) > 0) {
+                self.write_renewed(work)?;
                 if log.segments_left() > left {
                     continue;
                 }
             }
             // Where no checkpoint fits, what is cleaned must be free without one.
-            let best = self.best_of(work, FULL_SHARE, |usage| fits || usage.index == 0);
+            let best = self.best_of(work, TIGHT_SHARE, |usage| renewed.fits || usage.index == 0);
             let Some(best) = best else { break };
             self.clean_or_leave(work, best)?;
             self.settle(work)?;
             self.free_dead(work, true)?;
         }
-        work.hopeless = (log.segments_left() <= leaves).then(|| log.last_seq());
+        // What was written for this gives no hope.
+        let seq = log.last_seq();
+        work.hopeless = (log.segments_left() <= self.reserve()[1]).then_some(seq);
+        if let Some(full) = &mut work.full_at {
+            full.seq = full.seq.max(seq);
+        }
         Ok(())
     }
 
-    /// Has the next checkpoint write the pieces of the last one elsewhere that stand where nothing else lives, as far as
-    /// there is room for them: what it does not write again would keep their segments, and the index would take twice
-    /// its room after a few checkpoints of changes here and there. With `all`, also where most of a segment is such: of
-    /// what is deleted meanwhile much may change. Whether there is room for a checkpoint now, and whether there are such
-    /// pieces.
-    pub(super) fn renew_pieces(&self, work: &mut Work, all: bool) -> Result<(bool, bool)> {
-        let (segments, left) = (&self.parts.segments, self.parts.log.segments_left());
-        let whole = self.checkpoint_segments() * segments.segment_bytes;
-        let room = left.saturating_sub(RESCUE_SEGMENTS) * segments.segment_bytes;
-        let changed = self.changed_bytes().min(whole);
-        // Where much has changed, little is left of what stands there.
-        let most = if all || changed > whole / 4 { segments.segment_bytes } else { segments.segment_bytes / 4 * 3 };
-        let outdated = |usage: &Usage| usage.once == 0 && (1..=most).contains(&usage.index);
-        let mut outdated: Vec<Usage> = self.closed(work).filter(outdated).collect();
-        outdated.sort_unstable_by_key(|usage| usage.index);
-        // They come into memory for that, and leave it after the checkpoint.
-        let memory = if whole <= self.index_bytes { u64::MAX } else { self.index_bytes / 8 };
-        let mut needed = changed;
-        outdated.retain(|usage| {
-            needed += usage.index + usage.index / 8;
-            needed.min(whole) <= room && needed - changed <= memory
-        });
-        let renewed = !outdated.is_empty();
-        for usage in outdated {
-            self.clean_or_leave(work, usage)?;
-        }
-        Ok((changed <= room, renewed))
+    /// Writes the checkpoint that [`Keeper::renew_pieces`] has found room for.
+    pub(super) fn write_renewed(&self, work: &mut Work) -> Result<()> {
+        self.settle(work)?;
+        let left = self.parts.log.segments_left();
+        self.write_now(work, true, left, &mut || ())?;
+        self.free_dead(work, true)?;
+        self.drop_saved_pages(work);
+        Ok(())
     }
 
-    /// What a checkpoint would write now at most, in bytes: changed pages, the lists of their objects, and the rest.
-    fn changed_bytes(&self) -> u64 {
-        let pages = self.parts.objects.changed_pages(self.parts.log.epoch());
-        let lists = self.parts.objects.stored_bytes() / LISTED_PARTS;
-        pages * PAGE_BYTES + lists + self.parts.segments.segment_bytes / CHECKPOINT_SHARE
+    /// Has the next checkpoint write the pieces of the last one elsewhere that would keep segments in which nothing else
+    /// lives, as far as there is room and memory for them: otherwise the index takes twice its room after a few
+    /// checkpoints of changes here and there. Where clients go on, until it begins and while it is written much more may
+    /// change than has by now: then it writes all pieces, if it may not leave room for another.
+    pub(super) fn renew_pieces(&self, work: &mut Work, clients_go_on: bool) -> Result<Renewed> {
+        let (segments, left) = (&self.parts.segments, self.parts.log.segments_left());
+        let room = left.saturating_sub(RESCUE_SEGMENTS) * segments.segment_bytes;
+        let Forecast { written, stays } = work.saved.forecast(&self.parts);
+        if written > room {
+            return Ok(Renewed { fits: false, any: false });
+        }
+        let is_last = left < 2 * self.checkpoint_segments() + RESCUE_SEGMENTS + CLEAN_SEGMENTS;
+        let all = clients_go_on && is_last;
+        let most = if all { segments.segment_bytes } else { segments.segment_bytes / 4 * 3 };
+        let outdated = |usage: Usage| {
+            let stay = stays.get(&usage.segment).copied().unwrap_or(0);
+            (usage.once == 0 && (1..=most).contains(&stay)).then_some((stay, usage))
+        };
+        let mut outdated: Vec<(u64, Usage)> = self.closed(work).filter_map(outdated).collect();
+        outdated.sort_unstable_by_key(|(stay, _)| *stay);
+        // They come into memory for that, and leave it after the checkpoint.
+        let memory = if segments.index_bytes() <= self.index_bytes { u64::MAX } else { self.index_bytes / 8 };
+        let mut needed = 0;
+        outdated.retain(|(stay, _)| {
+            needed += stay + stay / 8;
+            needed <= room - written && needed <= memory
+        });
+        let any = !outdated.is_empty();
+        for (_, usage) in outdated {
+            self.clean_or_leave(work, usage)?;
+        }
+        Ok(Renewed { fits: true, any })
     }
 
     /// Cleans a segment; one that cannot be cleaned now is left as it is.

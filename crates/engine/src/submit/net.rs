@@ -15,6 +15,8 @@ use crate::spaces::word;
 /// What goes has to be so many times what is added: a device on which writes of one size for the other went on would
 /// have to be cleaned for ever.
 const GAIN: u64 = 2;
+/// The cleaner's copy of what is added takes so much more, at most, in bytes.
+const COPY_BYTES: u64 = 8;
 
 /// Whether what objects point to and the plan takes away is worth at least [`GAIN`] times what the plan adds. What
 /// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold, nor what
@@ -33,7 +35,7 @@ pub(super) fn gives_back(
             | Kind::Write
             | Kind::XattrSet
             | Kind::OmapSet
-            | Kind::SlotSet => added += op.bytes(plan.len() == 1),
+            | Kind::SlotSet => added += op.bytes(plan.len() == 1) + COPY_BYTES,
             _ => {}
         }
     }
