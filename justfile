@@ -22,6 +22,14 @@ lint:
     cargo clippy --workspace --all-targets -- -D warnings
     cargo clippy --manifest-path benches/Cargo.toml --workspace --all-targets -- -D warnings
 
+# All tests in Rust, several programs at a time
+tests:
+    ./scripts/run-tests --workspace --features esker/cassandra,esker-cli/otlp
+
+# Words in all files, and files in TOML
+words:
+    ./scripts/words
+
 # The rules of the tree
 tidy:
     cargo test -p esker-tidy

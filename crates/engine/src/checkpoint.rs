@@ -273,23 +273,34 @@ impl Saved {
             let object = parts.objects.numbered(number);
             changed.insert(number, Space::ALL.map(|space| self.changed_pages(number, space, object.as_deref())));
         }
-        let span = |loc: Option<&Loc>| loc.map_or(0, |loc| loc.span_bytes());
+        let span = |loc: Option<&Loc>| {
+            let part_of = |loc: &Loc| self.large.get(&loc.offset()).into_iter().flatten().map(|part| part.span_bytes());
+            loc.map_or(0, |loc| loc.span_bytes() + part_of(loc).sum::<u64>())
+        };
         let mut written = span(self.root.as_ref()) + parts.segments.log_segments() * 2 * ENTRY_BYTES + PIECE_BYTES;
-        let mut table_parts = self.dirty_parts.clone();
+        let (mut table_parts, mut page_bytes) = (self.dirty_parts.clone(), 0);
         for (number, pages) in &changed {
             table_parts.insert(number / TABLE_PART);
+            let Some(object) = parts.objects.numbered(*number) else { continue };
+            let xattrs: usize =
+                object.state.read().spaces.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
             let head = self.table.get(&(number / TABLE_PART)).and_then(|part| part.get(number));
-            written += span(head) + PIECE_BYTES;
+            written += span(head).max(xattrs as u64) + PIECE_BYTES;
             for (space, pages) in Space::ALL.into_iter().zip(pages) {
                 let saved = self.saved_space(*number, space);
                 let listed = saved.map_or(0, |saved| saved.pages.len()) + pages.len();
-                written += if pages.is_empty() { 0 } else { listed as u64 * ENTRY_BYTES + PIECE_BYTES };
+                written += if listed == 0 { 0 } else { listed as u64 * ENTRY_BYTES + PIECE_BYTES };
                 // What was small may have grown.
-                let bytes = |page: &u64| saved.and_then(|saved| saved.pages.get(page)).map(|loc| 2 * loc.span_bytes());
-                written +=
-                    pages.iter().map(|page| bytes(page).map_or(PAGE_BYTES, |twice| twice.min(PAGE_BYTES))).sum::<u64>();
+                let bytes = |page: &u64| match saved.and_then(|saved| saved.pages.get(page)) {
+                    Some(loc) => (2 * loc.span_bytes()).min(PAGE_BYTES).max(loc.span_bytes()),
+                    None => PAGE_BYTES,
+                };
+                page_bytes += pages.iter().map(bytes).sum::<u64>();
             }
         }
+        // They are no more than all pages.
+        let all = parts.objects.stored_bytes().max(parts.segments.index_bytes());
+        written += page_bytes.min(all + all / 8);
         written += table_parts.iter().map(|part| span(self.parts.get(part)) + PIECE_BYTES).sum::<u64>();
         let mut stays: HashMap<u64, u64> = HashMap::new();
         let mut stay = |loc: Loc| {
@@ -309,7 +320,7 @@ impl Saved {
             for (space, saved) in Space::ALL.into_iter().zip(spaces) {
                 let Some(saved) = saved else { continue };
                 let pages = changed.map_or(&[][..], |changed| &changed[space as usize]);
-                if pages.is_empty() {
+                if changed.is_none() {
                     stay(saved.list);
                 }
                 let there = saved.pages.iter().filter(|(page, _)| pages.binary_search(page).is_err());
@@ -328,10 +339,9 @@ impl Saved {
         let saved = || self.saved_space(number, space).into_iter().flat_map(|saved| saved.pages.keys().copied());
         let Some(object) = object else { return saved().collect() };
         let state = object.state.read();
-        let mut pages = match self.rewrite.contains(&number) {
-            true => state.spaces.pages(space),
-            false => dirty_pages(space, &state.spaces),
-        };
+        // Without a list all are written, those of a clone of what has not changed too.
+        let all = self.rewrite.contains(&number) || self.saved_space(number, space).is_none();
+        let mut pages = if all { state.spaces.pages(space) } else { dirty_pages(space, &state.spaces) };
         pages.retain(|page| state.spaces.cold_page(space, *page).is_none());
         drop(state);
         pages.sort_unstable();

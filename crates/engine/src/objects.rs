@@ -30,6 +30,9 @@ use crate::spaces::word;
 
 const SHARDS: usize = 16;
 
+/// An object's head and its row of the table take about so many bytes of a checkpoint.
+const HEAD_BYTES: u64 = 96;
+
 /// One object.
 pub struct Object {
     /// Its name.
@@ -653,6 +656,11 @@ impl Objects {
     /// Pages that came back into memory.
     pub fn page_reads(&self) -> u64 {
         self.pages_read.load(Ordering::Relaxed)
+    }
+
+    /// About what a checkpoint of everything takes for this, in bytes: pages, and a head for each object.
+    pub fn index_bytes(&self) -> u64 {
+        self.stored_bytes() + self.numbers.read().len() as u64 * HEAD_BYTES
     }
 
     /// Number of objects.

@@ -71,7 +71,7 @@ impl Keeper {
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
         if self.holds.were_released() {
             // What only they kept apart from the rest may be worth cleaning.
-            (work.full_at, work.effort) = (None, 0);
+            (work.full_at, work.effort, work.hopeless) = (None, 0, None);
         }
         let mut outlook = self.outlook(work, index, reserve[0], low, live);
         let mut choice = choose(&outlook);
@@ -94,6 +94,9 @@ impl Keeper {
                     self.free_dead(work, true)?;
                     self.drop_saved_pages(work);
                     done = true;
+                } else if let Some(best) = self.best_of(work, TIGHT_SHARE, |usage| usage.index == 0) {
+                    done |= self.clean_segment(work, best)?;
+                    self.free_dead(work, near)?;
                 }
             }
             // Pieces of checkpoints, scattered, may take up what one needs: that is less than copies of values.

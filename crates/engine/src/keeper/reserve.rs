@@ -22,6 +22,8 @@ const WRITES_LEAVE: u64 = 13;
 const GIVING_ROUNDS: u32 = 8;
 /// And before what takes away is: it is always to go on.
 const RESCUE_ROUNDS: u32 = 16;
+/// So many segments cleaned in turn without more room are enough.
+const VAIN_ROUNDS: u32 = 3;
 /// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is
 /// given back: so many segments at once, and taken again.
 const EASE_SEGMENTS: u64 = 2;
@@ -94,7 +96,7 @@ impl Keeper {
         let segments = &self.parts.segments;
         // Of some spaces memory tells more than they take: what counts is how much more that is than it was.
         let before = segments.index_bytes().max(self.stored_before.load(Ordering::Relaxed));
-        let grown = self.parts.objects.stored_bytes().saturating_sub(before);
+        let grown = self.parts.objects.index_bytes().saturating_sub(before);
         ((grown + grown / 8) / segments.segment_bytes).min(segments.usable_segments() / 3)
     }
 
@@ -116,8 +118,8 @@ impl Keeper {
         // one that it takes for that comes back with the checkpoint.
         let spare = left > self.checkpoint_segments() + RESCUE_SEGMENTS;
         let turns = left <= reserve[1] && spare && self.open_segment_is_spent() && self.parts.log.leave_segment();
-        if low && fits && (goes_on || turns || !work.spent.is_empty()) {
-            self.renew_pieces(work, true)?;
+        let wanted = low && fits && (goes_on || turns || !work.spent.is_empty());
+        if wanted && self.renew_pieces(work, true)?.fits {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
             self.drop_saved_pages(work);
@@ -148,6 +150,7 @@ impl Keeper {
         if work.hopeless == Some(log.last_seq()) {
             return Ok(());
         }
+        let (mut best_left, mut in_vain) = (log.segments_left(), 0);
         for _ in 0..RESCUE_ROUNDS {
             // After a checkpoint the index has not grown any more.
             let (left, leaves) = (log.segments_left(), self.reserve()[1]);
@@ -161,12 +164,16 @@ impl Keeper {
                     continue;
                 }
             }
-            // Where no checkpoint fits, what is cleaned must be free without one.
-            let best = self.best_of(work, TIGHT_SHARE, |usage| renewed.fits || usage.index == 0);
-            let Some(best) = best else { break };
+            // What is cleaned must be free without a checkpoint, whose room it may take.
+            let Some(best) = self.best_of(work, TIGHT_SHARE, |usage| usage.index == 0) else { break };
             self.clean_or_leave(work, best)?;
             self.settle(work)?;
             self.free_dead(work, true)?;
+            in_vain = if log.segments_left() > best_left { 0 } else { in_vain + 1 };
+            best_left = best_left.max(log.segments_left());
+            if in_vain > VAIN_ROUNDS {
+                break;
+            }
         }
         // What was written for this gives no hope.
         let seq = log.last_seq();
@@ -209,10 +216,12 @@ impl Keeper {
         outdated.sort_unstable_by_key(|(stay, _)| *stay);
         // They come into memory for that, and leave it after the checkpoint.
         let memory = if segments.index_bytes() <= self.index_bytes { u64::MAX } else { self.index_bytes / 8 };
+        // What clients are let do without another segment may change pages as well.
+        let spare = if all { room - written } else { (room - written) / 2 };
         let mut needed = 0;
         outdated.retain(|(stay, _)| {
             needed += stay + stay / 8;
-            needed <= room - written && needed <= memory
+            needed <= spare && needed <= memory
         });
         let any = !outdated.is_empty();
         for (_, usage) in outdated {
@@ -363,7 +372,7 @@ impl Keeper {
     pub(super) fn checkpoint_segments(&self) -> u64 {
         let segments = &self.parts.segments;
         // What the last one has, or what is in memory by now.
-        let index = segments.index_bytes().max(self.parts.objects.stored_bytes());
+        let index = segments.index_bytes().max(self.parts.objects.index_bytes());
         (index + index / 8).div_ceil(segments.segment_bytes)
     }
 

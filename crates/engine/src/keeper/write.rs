@@ -245,7 +245,7 @@ impl Keeper {
         let report = self.write_one(work, &mut pace)?;
         self.give_up_before(work)?;
         work.unfreed = waiting;
-        self.stored_before.store(self.parts.objects.stored_bytes(), Ordering::Relaxed);
+        self.stored_before.store(self.parts.objects.index_bytes(), Ordering::Relaxed);
         work.log_bytes = self.parts.log.appended().1;
         work.relocation_bytes = self.parts.log.appended_kinds().1;
         (work.replay_ns, work.replayed) = (replay_ns, (0, 0));
