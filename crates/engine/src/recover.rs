@@ -583,3 +583,37 @@ impl<'a> Walk<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Kind, OP_FLAG_SHORT, checksum_payload, encode_operation, short_flag};
+
+    /// The first byte of a short header stands in one of 256 places of anything: by itself it proves nothing, or a torn
+    /// end would be taken for damage.
+    #[test]
+    fn a_short_header_alone_is_no_record() {
+        let (base, seed, at) = (1 << 20, 7, 64);
+        let mut bytes = vec![0xE5; 256];
+        let flags = short_flag(true, 1, 48);
+        let record = RecordHeader { len: 48, seq: 9, group: 4, generation: 3, op_count: 1, flags };
+        record.encode(&mut bytes[at..], seed, base + at as u64);
+        assert!(RecordHeader::decode(&bytes[at..], seed, base + at as u64).is_some());
+        assert_eq!(lone_record(&bytes, at, base, seed), None);
+        let header = OpHeader {
+            kind: Kind::SlotSet,
+            flags: OP_FLAG_SHORT,
+            key_len: 0,
+            payload_len: 0,
+            object: 3,
+            argument: 7,
+            payload_crc: 0,
+        };
+        let operation = at + record.header_bytes();
+        let (sums, place) = (checksum_payload(b"abcd"), base + operation as u64);
+        encode_operation(header, b"", b"abcd", &sums, &mut bytes[operation..], seed, 3, place);
+        assert_eq!(lone_record(&bytes, at, base, seed), Some(record));
+        // At the end of what was read.
+        assert_eq!(lone_record(&bytes[..operation], at, base, seed), None);
+    }
+}

@@ -56,9 +56,9 @@ impl Written {
     /// Adds a record of one operation; its device offset.
     fn push(&mut self, kind: Kind, object: u64, argument: u64, key: &[u8], payload: &[u8]) -> u64 {
         // Both forms of headers, one beside the other.
-        let flags = if self.at % 16 == 0 { OP_FLAG_SHORT } else { 0 };
+        let flags = if self.at.is_multiple_of(16) { OP_FLAG_SHORT } else { 0 };
         let header = OpHeader { kind, flags, key_len: 0, payload_len: 0, object, argument, payload_crc: 0 };
-        let short = self.at % 48 == 0;
+        let short = self.at.is_multiple_of(48);
         let len = record_bytes(short, 1, header.bytes_with(key.len(), payload.len())) as usize;
         if self.at + len > SEGMENT_BYTES as usize {
             self.open();
