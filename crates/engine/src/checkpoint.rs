@@ -260,8 +260,10 @@ impl Saved {
 const PAGE_BYTES: u64 = 4096 + 40;
 /// An entry of a list of pages or of heads takes so many.
 const ENTRY_BYTES: u64 = 16;
-/// What a head, a list, a part of the table or the root takes beside its entries, about.
+/// What a list, a part of the table or the root takes beside its entries, about.
 const PIECE_BYTES: u64 = 512;
+/// And a head beside its names, attributes and entries.
+const HEAD_BYTES: u64 = 96;
 
 impl Saved {
     /// What the next checkpoint will write, from what has changed by now. Looks at every piece of the last one, and at the
@@ -271,21 +273,18 @@ impl Saved {
         let mut changed: BTreeMap<u64, [Vec<u64>; 3]> = BTreeMap::new();
         for number in touched.into_iter().chain(self.rewrite.iter().copied()) {
             let object = parts.objects.numbered(number);
-            changed.insert(number, Space::ALL.map(|space| self.changed_pages(number, space, object.as_deref())));
+            changed.insert(number, Space::ALL.map(|space| self.changed_pages(parts, number, space, object.as_deref())));
         }
         let span = |loc: Option<&Loc>| {
             let part_of = |loc: &Loc| self.large.get(&loc.offset()).into_iter().flatten().map(|part| part.span_bytes());
             loc.map_or(0, |loc| loc.span_bytes() + part_of(loc).sum::<u64>())
         };
         let mut written = span(self.root.as_ref()) + parts.segments.log_segments() * 2 * ENTRY_BYTES + PIECE_BYTES;
-        let (mut table_parts, mut page_bytes) = (self.dirty_parts.clone(), 0);
+        let mut table_parts = self.dirty_parts.clone();
         for (number, pages) in &changed {
             table_parts.insert(number / TABLE_PART);
             let Some(object) = parts.objects.numbered(*number) else { continue };
-            let xattrs: usize =
-                object.state.read().spaces.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-            let head = self.table.get(&(number / TABLE_PART)).and_then(|part| part.get(number));
-            written += span(head).max(xattrs as u64) + PIECE_BYTES;
+            written += head_bytes(&object, parts.segments.segment_bytes) + ENTRY_BYTES;
             for (space, pages) in Space::ALL.into_iter().zip(pages) {
                 let saved = self.saved_space(*number, space);
                 let listed = saved.map_or(0, |saved| saved.pages.len()) + pages.len();
@@ -295,12 +294,9 @@ impl Saved {
                     Some(loc) => (2 * loc.span_bytes()).min(PAGE_BYTES).max(loc.span_bytes()),
                     None => PAGE_BYTES,
                 };
-                page_bytes += pages.iter().map(bytes).sum::<u64>();
+                written += pages.iter().map(bytes).sum::<u64>();
             }
         }
-        // They are no more than all pages.
-        let all = parts.objects.stored_bytes().max(parts.segments.index_bytes());
-        written += page_bytes.min(all + all / 8);
         written += table_parts.iter().map(|part| span(self.parts.get(part)) + PIECE_BYTES).sum::<u64>();
         let mut stays: HashMap<u64, u64> = HashMap::new();
         let mut stay = |loc: Loc| {
@@ -335,12 +331,16 @@ impl Saved {
     }
 
     /// The pages of an object that the next checkpoint writes or leaves out, sorted; all of one that is gone.
-    fn changed_pages(&self, number: u64, space: Space, object: Option<&Object>) -> Vec<u64> {
+    fn changed_pages(&self, parts: &Parts, number: u64, space: Space, object: Option<&Object>) -> Vec<u64> {
         let saved = || self.saved_space(number, space).into_iter().flat_map(|saved| saved.pages.keys().copied());
         let Some(object) = object else { return saved().collect() };
         let state = object.state.read();
         // Without a list all are written, those of a clone of what has not changed too.
-        let all = self.rewrite.contains(&number) || self.saved_space(number, space).is_none();
+        let is_new = self.saved_space(number, space).is_none();
+        if is_new && inline_bytes(space, &state.spaces, inline_max(parts.segments.segment_bytes)).is_some() {
+            return Vec::new();
+        }
+        let all = is_new || self.rewrite.contains(&number);
         let mut pages = if all { state.spaces.pages(space) } else { dirty_pages(space, &state.spaces) };
         pages.retain(|page| state.spaces.cold_page(space, *page).is_none());
         drop(state);
@@ -427,7 +427,7 @@ impl Run<'_> {
     }
 
     fn space(&mut self, number: u64, space: Space, spaces: &Spaces) -> Result<PageList> {
-        let inline_max = INLINE_BYTES_MAX.min(self.parts.segments.segment_bytes / 512);
+        let inline_max = inline_max(self.parts.segments.segment_bytes);
         if let Some(inline) = inline(space, spaces, inline_max) {
             self.drop_space(number, space)?;
             return Ok(if inline.is_empty() { PageList::Empty } else { PageList::Inline(inline) });
@@ -528,6 +528,31 @@ fn held(usage: &Usage) -> SegmentEntry {
     let Usage { segment, generation, end, live, .. } = *usage;
     let stream = if usage.cold { Stream::Cold } else { Stream::Log };
     SegmentEntry { segment, generation, stream, end, live_bytes: live }
+}
+
+/// So many bytes of a space may stand in its object's head.
+fn inline_max(segment_bytes: u64) -> u64 {
+    INLINE_BYTES_MAX.min(segment_bytes / 512)
+}
+
+/// What an object's head takes, about.
+fn head_bytes(object: &Object, segment_bytes: u64) -> u64 {
+    let state = object.state.read();
+    let xattrs: usize = state.spaces.xattrs.iter().map(|(name, value)| name.len() + value.len() + 6).sum();
+    let names = object.id.name().len() + object.id.collection().name().len();
+    let inline = |space| inline_bytes(space, &state.spaces, inline_max(segment_bytes)).unwrap_or(0);
+    HEAD_BYTES + (names + xattrs) as u64 + Space::ALL.map(inline).iter().sum::<u64>()
+}
+
+/// What the entries of a space take at most in its object's head, if they may stand there.
+fn inline_bytes(space: Space, spaces: &Spaces, max: u64) -> Option<u64> {
+    match space {
+        Space::Slots => Some(spaces.slots.len() * INLINE_SLOT_BYTES).filter(|bytes| *bytes <= max),
+        // How long their keys are only a look at each would tell.
+        Space::Omap if spaces.omap.is_empty() => Some(0),
+        Space::Omap => Some(max).filter(|max| spaces.omap.page_count() <= 1 && spaces.omap.len() * 10 <= *max),
+        Space::Extents => Some(spaces.extents.count() * 24).filter(|bytes| *bytes <= max),
+    }
 }
 
 /// All entries of a space, if they are few and in memory.

@@ -95,8 +95,8 @@ impl Keeper {
                     self.drop_saved_pages(work);
                     done = true;
                 } else if let Some(best) = self.best_of(work, TIGHT_SHARE, |usage| usage.index == 0) {
-                    done |= self.clean_segment(work, best)?;
-                    self.free_dead(work, near)?;
+                    self.clean_or_leave(work, best)?;
+                    done |= self.free_dead(work, near)?;
                 }
             }
             // Pieces of checkpoints, scattered, may take up what one needs: that is less than copies of values.

@@ -23,7 +23,7 @@ const GIVING_ROUNDS: u32 = 8;
 /// And before what takes away is: it is always to go on.
 const RESCUE_ROUNDS: u32 = 16;
 /// So many segments cleaned in turn without more room are enough.
-const VAIN_ROUNDS: u32 = 3;
+const VAIN_ROUNDS: u32 = 8;
 /// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is
 /// given back: so many segments at once, and taken again.
 const EASE_SEGMENTS: u64 = 2;
@@ -164,8 +164,10 @@ impl Keeper {
                     continue;
                 }
             }
-            // What is cleaned must be free without a checkpoint, whose room it may take.
-            let Some(best) = self.best_of(work, TIGHT_SHARE, |usage| usage.index == 0) else { break };
+            // Where a checkpoint may need the room, what is cleaned must be free without one.
+            let Some(best) = self.best_of(work, TIGHT_SHARE, |usage| usage.index == 0 || !self.is_tight()) else {
+                break;
+            };
             self.clean_or_leave(work, best)?;
             self.settle(work)?;
             self.free_dead(work, true)?;
@@ -202,6 +204,11 @@ impl Keeper {
         let (segments, left) = (&self.parts.segments, self.parts.log.segments_left());
         let room = left.saturating_sub(RESCUE_SEGMENTS) * segments.segment_bytes;
         let Forecast { written, stays } = work.saved.forecast(&self.parts);
+        let whole_fits = left >= self.checkpoint_segments() + RESCUE_SEGMENTS;
+        if written > room && whole_fits {
+            // What is expected may be more than comes.
+            return Ok(Renewed { fits: true, any: false });
+        }
         if written > room {
             return Ok(Renewed { fits: false, any: false });
         }
@@ -231,7 +238,7 @@ impl Keeper {
     }
 
     /// Cleans a segment; one that cannot be cleaned now is left as it is.
-    fn clean_or_leave(&self, work: &mut Work, usage: Usage) -> Result<()> {
+    pub(super) fn clean_or_leave(&self, work: &mut Work, usage: Usage) -> Result<()> {
         match self.clean_segment(work, usage) {
             Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
             Err(error) => {
