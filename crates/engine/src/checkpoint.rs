@@ -266,8 +266,8 @@ const PIECE_BYTES: u64 = 512;
 const HEAD_BYTES: u64 = 96;
 
 impl Saved {
-    /// What the next checkpoint will write, from what has changed by now. Looks at every piece of the last one, and at the
-    /// pages of each object that has changed.
+    /// What the next checkpoint will write, from what has changed by now. Looks at every piece of the last one, and at
+    /// the pages of each object that has changed.
     pub fn forecast(&self, parts: &Parts) -> Forecast {
         let touched = parts.objects.touched_so_far(parts.log.epoch());
         let mut changed: BTreeMap<u64, [Vec<u64>; 3]> = BTreeMap::new();

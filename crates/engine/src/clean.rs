@@ -11,8 +11,8 @@
 //!    was deleted or overwritten meanwhile stays so, whatever the order of crash and cleaning.
 //! 3. Data that several objects share is copied once in a run, but for that of a clone which is made meanwhile.
 //! 4. What is compressed is moved as it stands, in whole units; only where that would take more than the bytes of them
-//!    that live is it decompressed first. So a copy never takes more than what lives, but for where it comes from: eight
-//!    bytes, or twelve, for each value.
+//!    that live is it decompressed first. So a copy never takes more than what lives, but for where it comes from:
+//!    eight bytes, or twelve, for each value.
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
 
 mod sharers;

@@ -156,8 +156,8 @@ impl Log {
         }
     }
 
-    /// Whether records may have short headers: their numbers are far from what these hold. A caller that was told so may
-    /// go on as long as it likes: no log gets from half of these numbers to their end meanwhile.
+    /// Whether records may have short headers: their numbers are far from what these hold. A caller that was told so
+    /// may go on as long as it likes: no log gets from half of these numbers to their end meanwhile.
     pub fn has_short_headers(&self) -> bool {
         self.short_headers.load(Ordering::Relaxed)
     }

@@ -66,7 +66,8 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
-/// And so where a checkpoint might not find what it needs: what the log says of its copies takes room until the next one.
+/// And so where a checkpoint might not find what it needs: what the log says of its copies takes room until the next
+/// one.
 const TIGHT_SHARE: f64 = 0.8;
 /// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes
 /// free.
@@ -79,8 +80,8 @@ const SHARED_SYNC_BYTES: u64 = 4 << 20;
 /// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log
 /// that says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
-/// So many segments the cleaning of one may begin: two for copies, which take more than the values if these are small, and
-/// one of log.
+/// So many segments the cleaning of one may begin: two for copies, which take more than the values if these are small,
+/// and one of log.
 const CLEAN_SEGMENTS: u64 = 3;
 /// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
 const FLYING_SEGMENTS: u64 = 4;

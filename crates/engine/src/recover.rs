@@ -184,8 +184,8 @@ pub fn generation_of(bytes: &[u8], base: u64, block: u64, seed: u32) -> Option<(
     found.find_map(decode).map(|record| (record.generation, record.seq == 0 && record.group == 0))
 }
 
-/// The record at offset `at` of a segment, where nothing says that there is one: of what may be a short header the first
-/// operation holds too, since the bytes of anything have its first byte now and then.
+/// The record at offset `at` of a segment, where nothing says that there is one: of what may be a short header the
+/// first operation holds too, since the bytes of anything have its first byte now and then.
 fn lone_record(bytes: &[u8], at: usize, base: u64, seed: u32) -> Option<RecordHeader> {
     let record = RecordHeader::decode(&bytes[at..], seed, base + at as u64)?;
     let operations = at + record.header_bytes();

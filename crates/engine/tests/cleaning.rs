@@ -522,8 +522,8 @@ fn every_flipped_byte_of_a_small_store_is_told_or_harmless() {
     assert!(told > 100);
 }
 
-/// What a checkpoint of many small objects was expected to write was several times what it writes: none was begun, and the
-/// store was full, though two thirds of it was dead.
+/// What a checkpoint of many small objects was expected to write was several times what it writes: none was begun, and
+/// the store was full, though two thirds of it was dead.
 #[test]
 fn many_small_objects_are_overwritten_for_ever_where_a_third_lives() {
     let device = device(24 << 20);

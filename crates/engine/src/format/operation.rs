@@ -1,6 +1,7 @@
 //! Operations: the steps of a record, each with its key and payload beside its own checksums.
 //!
-//! header (32 or 20 bytes) → key → block checksums (payloads above 4 KiB only) → payload → zeros to a multiple of 8
+//! header (32 or 20 bytes) → key → block checksums (payloads above 4 KiB only) → payload
+//! → zeros to a multiple of 8
 //!
 //! The short header says the same as the long one, of what most operations are: a change of an object with a low
 //! number, a key and a payload that are not long, and an argument that is low.
@@ -235,8 +236,8 @@ impl OpHeader {
         }
     }
 
-    /// The key of a copy that the cleaner makes of an operation with a payload of this length, which comes from there in
-    /// commit order. From here on the header is that of the copy.
+    /// The key of a copy that the cleaner makes of an operation with a payload of this length, which comes from there
+    /// in commit order. From here on the header is that of the copy.
     pub fn move_from(&mut self, (seq, place): (u64, u32), key: &[u8], payload_len: usize) -> Vec<u8> {
         self.flags |= OP_FLAG_MOVED | OP_FLAG_SHORT;
         let mut moved = Vec::with_capacity(key.len() + MOVED_BYTES);
@@ -357,7 +358,8 @@ pub fn operation_bytes(key_len: usize, payload_len: usize) -> u64 {
 }
 
 /// Writes an operation to the start of `bytes`, which stands at `offset` in a segment of `generation`; returns its
-/// length, [`OpHeader::bytes_with`]. `header.payload_crc`, `key_len` and `payload_len` are filled in here, and the form.
+/// length, [`OpHeader::bytes_with`]. `header.payload_crc`, `key_len` and `payload_len` are filled in here, and the
+/// form.
 #[expect(clippy::too_many_arguments, reason = "the parts of an operation and its place, all of them plain")]
 pub fn encode_operation(
     mut header: OpHeader,

@@ -143,8 +143,8 @@ impl Keeper {
         self.make_room_for_deletes(work)
     }
 
-    /// What takes away is refused, or nearly: room is made until it goes on, or nothing gains any. What writers were given,
-    /// what deletes changed between many checkpoints, and each closing and opening leave a little everywhere.
+    /// What takes away is refused, or nearly: room is made until it goes on, or nothing gains any. What writers were
+    /// given, what deletes changed between many checkpoints, and each closing and opening leave a little everywhere.
     fn make_room_for_deletes(&self, work: &mut Work) -> Result<()> {
         let log = &self.parts.log;
         if work.hopeless == Some(log.last_seq()) {
@@ -196,10 +196,10 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the next checkpoint write the pieces of the last one elsewhere that would keep segments in which nothing else
-    /// lives, as far as there is room and memory for them: otherwise the index takes twice its room after a few
-    /// checkpoints of changes here and there. Where clients go on, until it begins and while it is written much more may
-    /// change than has by now: then it writes all pieces, if it may not leave room for another.
+    /// Has the next checkpoint write the pieces of the last one elsewhere that would keep segments in which nothing
+    /// else lives, as far as there is room and memory for them: otherwise the index takes twice its room after a few
+    /// checkpoints of changes here and there. Where clients go on, until it begins and while it is written much more
+    /// may change than has by now: then it writes all pieces, if it may not leave room for another.
     pub(super) fn renew_pieces(&self, work: &mut Work, clients_go_on: bool) -> Result<Renewed> {
         let (segments, left) = (&self.parts.segments, self.parts.log.segments_left());
         let room = left.saturating_sub(RESCUE_SEGMENTS) * segments.segment_bytes;

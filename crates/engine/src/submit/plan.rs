@@ -80,13 +80,13 @@ pub(super) struct Planned<'t> {
 }
 
 /// Key and payload of an operation that has a short header beside others are at least so long, in bytes. A copy of it
-/// takes eight bytes more: where all of a segment is such operations, cleaning that gains nothing is to be the exception,
-/// as it is with long headers. A record of one operation gains its own header when it is copied.
+/// takes eight bytes more: where all of a segment is such operations, cleaning that gains nothing is to be the
+/// exception, as it is with long headers. A record of one operation gains its own header when it is copied.
 const SHORT_BESIDE_BYTES_MIN: usize = 20;
 
 impl Planned<'_> {
-    /// The operation's header, but for what [`encode_operation`](crate::format::encode_operation) fills in; `alone`: its
-    /// record holds no other.
+    /// The operation's header, but for what [`encode_operation`](crate::format::encode_operation) fills in; `alone`:
+    /// its record holds no other.
     pub fn header(&self, applied_only: bool, alone: bool) -> OpHeader {
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
         let short = alone || self.key.bytes().len() + self.body.bytes().len() >= SHORT_BESIDE_BYTES_MIN;
