@@ -365,7 +365,7 @@ fn a_running_server_compacts_its_store_while_others_write() {
     let mut client = server.client();
     assert!(client.call(&["ESKER.COMPACT", "STATUS"]).starts_with("status none"));
     assert!(client.call(&["ESKER.COMPACT", "NOW"]).starts_with("-ERR syntax"));
-    let value = "v".repeat(500);
+    let value = "v".repeat(700);
     let set_all = |client: &mut Client, round: u32, keys: &[u32]| {
         keys.iter().for_each(|key| client.send(&["SET", &format!("key {key}"), &format!("{round} {key} {value}")]));
         keys.iter().for_each(|_| assert_eq!(client.reply(), "+OK"));
