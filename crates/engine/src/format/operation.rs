@@ -18,7 +18,7 @@
 //!    what is to be written whether it may be short.
 //! Format: docs/format.md#operation-header
 
-use super::{RECORD_ALIGN, crc, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
+use super::{RECORD_ALIGN, SHORT_NUMBER_END, crc, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
 
 /// Bytes of a long operation header.
 pub const OP_HEADER_BYTES: usize = 32;
@@ -44,8 +44,6 @@ const SHORT_KEY_BYTES_MAX: usize = u8::MAX as usize;
 /// Bytes that [`OP_FLAG_MOVED`] adds to a key, and to one behind a short header.
 const MOVED_BYTES: usize = 12;
 const SHORT_MOVED_BYTES: usize = 8;
-/// Sequence numbers from here on do not stand behind a short header.
-const SHORT_SEQ_END: u64 = 1 << 48;
 /// Payloads above this have one checksum per this many bytes.
 pub const CRC_BLOCK_BYTES: usize = 4096;
 
@@ -225,7 +223,7 @@ impl OpHeader {
             return match key.split_last_chunk::<SHORT_MOVED_BYTES>() {
                 Some((key, origin)) => {
                     let origin = u64::from_le_bytes(*origin);
-                    (key, Some((origin % SHORT_SEQ_END, (origin / SHORT_SEQ_END) as u32)))
+                    (key, Some((origin % SHORT_NUMBER_END, (origin / SHORT_NUMBER_END) as u32)))
                 }
                 None => (key, None),
             };
@@ -242,9 +240,9 @@ impl OpHeader {
         self.flags |= OP_FLAG_MOVED | OP_FLAG_SHORT;
         let mut moved = Vec::with_capacity(key.len() + MOVED_BYTES);
         moved.extend_from_slice(key);
-        let low = seq < SHORT_SEQ_END && place <= u16::MAX.into();
+        let low = seq < SHORT_NUMBER_END && place <= u16::MAX.into();
         if low && self.is_short_with(key.len() + SHORT_MOVED_BYTES, payload_len) {
-            moved.extend_from_slice(&(seq + u64::from(place) * SHORT_SEQ_END).to_le_bytes());
+            moved.extend_from_slice(&(seq + u64::from(place) * SHORT_NUMBER_END).to_le_bytes());
         } else {
             self.flags &= !OP_FLAG_SHORT;
             moved.extend_from_slice(&seq.to_le_bytes());
@@ -501,7 +499,7 @@ mod tests {
 
     #[test]
     fn where_a_copy_comes_from_stands_behind_its_key() {
-        let last = SHORT_SEQ_END - 1;
+        let last = SHORT_NUMBER_END - 1;
         for (origin, key_len, payload_len, short) in [
             ((7, 3), 3, 4, true),
             ((last, u16::MAX.into()), 247, 4096, true),

@@ -169,10 +169,9 @@ impl Outlook {
             // What holds of a damaged segment is moved before it may rot as well.
             false if !self.is_tight() && !self.walked && self.left > self.reserve + 1 => Some(Search::Damaged),
             false => None,
-            // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are
-            // clean.
-            // While a checkpoint still finds it, that comes first: cleaning might take it.
+            // While a checkpoint still finds what it needs, that comes first: cleaning might take it.
             true if self.is_tight() && self.fits() && !nothing_to_cover => None,
+            // Where it might not, segments are cleaned that are free as soon as they are clean.
             true if self.is_tight() && self.left > RESCUE_SEGMENTS && nothing_to_cover => {
                 Some(Search::FreeAtOnceOrBest)
             }
