@@ -83,7 +83,7 @@ pub fn record_bytes(may_be_short: bool, op_count: usize, operations: u64) -> u64
     if may_be_short && fits_short(op_count, short) { short } else { operations + RECORD_HEADER_BYTES as u64 }
 }
 
-/// [`RECORD_FLAG_SHORT`] for a record of this length, which [`record_bytes`] gave, else 0.
+/// `RECORD_FLAG_SHORT` for a record of this length, which [`record_bytes`] gave, else 0.
 pub fn short_flag(may_be_short: bool, op_count: usize, len: u64) -> u32 {
     if may_be_short && fits_short(op_count, len) { RECORD_FLAG_SHORT } else { 0 }
 }
