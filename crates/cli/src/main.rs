@@ -1,7 +1,7 @@
 //! The `esker` binary: formats, serves, watches, checks, repairs, compacts, grows, backs up, dumps, loads and measures
 //! stores.
 //!
-//! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
+//! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each, and [`bench`] → exit code
 //!
 //! Invariants:
 //! 1. What programs read (`--json`, values, the configuration) goes to stdout; all else goes to stderr.
@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod commands;
 mod config;
 mod exit;
@@ -95,9 +96,9 @@ enum Command {
     /// Tables of records: create, put, get, scan, delete, import, export
     Map(Box<commands::map::MapArguments>),
     /// Measure the engine inside this process
-    Bench(commands::bench::Bench),
+    Bench(bench::Bench),
     /// Turn files of `bench objects --json`, and of `log`, `map` and `commit`, into one page with plots
-    Report(commands::report::Report),
+    Report(bench::report::Report),
     /// Print the default configuration file, every key explained
     Config,
     /// Print a completion script for a shell

@@ -3,7 +3,6 @@
 //! Invariant: a closed pipe (`esker kv scan | head`) ends the program quietly.
 
 pub mod backup;
-pub mod bench;
 pub mod check;
 pub mod cluster;
 pub mod compact;
@@ -17,10 +16,8 @@ pub mod log;
 pub mod log_sequencer;
 pub mod man;
 pub mod map;
-pub mod objects;
 pub mod reload;
 pub mod repair;
-pub mod report;
 pub mod scrub;
 pub mod secrets;
 pub mod serve;

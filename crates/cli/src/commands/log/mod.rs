@@ -8,7 +8,6 @@
 //!    deleted.
 
 mod append;
-pub mod bench;
 mod context;
 mod read;
 mod wire;

@@ -7,12 +7,9 @@
 //! 1. Only `create` makes a namespace, a table, or a store.
 //! 2. What is printed as lines, CSV or JSON tells null from absent, and `import` reads it as the same rows.
 
-pub mod bench;
-pub mod commit;
 mod context;
 mod rows;
 mod transfer;
-mod updates;
 mod value;
 
 use clap::{Args, Subcommand};

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use super::cell::{Disk, Load};
 use super::measure::Outcome;
-use crate::commands::objects::outcome::{Cell, Plot, Table};
+use crate::bench::objects::outcome::{Cell, Plot, Table};
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,7 +227,7 @@ pub fn plots(cells: &[Compared]) -> Vec<Plot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::objects::outcome::Latency;
+    use crate::bench::objects::outcome::Latency;
 
     fn outcome(name: &str, per_second: u64, mean_us: f64, syncs: Option<u64>) -> Outcome {
         let cell = Cell {

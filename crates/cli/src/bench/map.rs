@@ -20,11 +20,11 @@ use esker::map::{DataType, Get, Key, MapStorage, Mutation, Order, Scan, Schema, 
 use serde_json::{Value as Json, json};
 
 use super::updates::Rows;
-use crate::commands::log::bench::Count;
-use crate::commands::objects::outcome::{Cell, FORMAT, Run, Table, table};
-use crate::commands::objects::target::{Opened, Target};
-use crate::commands::objects::threads::Load;
-use crate::commands::objects::{device_of, save};
+use crate::bench::log::Count;
+use crate::bench::objects::outcome::{Cell, FORMAT, Run, Table, table};
+use crate::bench::objects::target::{Opened, Target};
+use crate::bench::objects::threads::Load;
+use crate::bench::objects::{device_of, save};
 use crate::commands::{builder, print};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};

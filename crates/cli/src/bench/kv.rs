@@ -1,5 +1,4 @@
-//! `esker bench`: `objects`, `log`, `map` and `commit` are in modules of their own; `kv` is a load on the key-value
-//! face inside this process, with latencies.
+//! `esker bench kv`: a load on the key-value face inside this process, with latencies.
 //!
 //! fill (every key once) → mix (random reads and writes) → ops/s and percentiles per operation
 //!
@@ -12,13 +11,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use esker::kv::{Entry, Key, Kind, Namespace};
 use esker::{Bytes, Durability};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 
-use super::{StoreArgument, builder, print};
+use crate::commands::{StoreArgument, builder, json_object, print};
 use crate::config::Settings;
 use crate::exit::Failure;
 use crate::progress;
@@ -27,28 +26,6 @@ use crate::progress;
 const SCRATCH: &str = "./esker-bench-data";
 /// The namespaces that are loaded.
 const NAMESPACES: (&str, &str) = ("bench-int", "bench-bytes");
-
-/// The arguments of `esker bench`.
-#[derive(Args)]
-pub struct Bench {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    /// Load the key-value face: fill all keys, then a mix of reads and writes
-    Kv(KvBench),
-    /// Load the objects of several backends in turn: writes, reads, overwrites, omap, names
-    Objects(super::objects::ObjectsBench),
-    /// Load the shared log: its layouts on several backends, its sequencer, opening, trimming
-    Log(super::log::bench::LogBench),
-    /// Load the map: rows, a scan of a large partition, reads, conditional updates, memory and restart
-    Map(super::map::bench::MapBench),
-    /// Compare the commit policies by conditional updates of the map: closed loops and given rates, on the disk and on
-    /// slower ones
-    Commit(super::map::commit::CommitBench),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Safety {
@@ -66,8 +43,9 @@ enum KeyKind {
     Bytes,
 }
 
+/// The arguments of `esker bench kv`.
 #[derive(Args)]
-struct KvBench {
+pub struct KvBench {
     #[command(flatten)]
     store: StoreArgument,
     /// Number of keys
@@ -105,24 +83,17 @@ struct KvBench {
     json: bool,
 }
 
-impl Bench {
+impl KvBench {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let bench = match self.what {
-            What::Kv(bench) => bench,
-            What::Objects(bench) => return bench.run(settings),
-            What::Log(bench) => return bench.run(settings),
-            What::Map(bench) => return bench.run(settings),
-            What::Commit(bench) => return bench.run(),
-        };
-        let scratch = bench.store.given().is_none().then(|| PathBuf::from(SCRATCH));
+        let scratch = self.store.given().is_none().then(|| PathBuf::from(SCRATCH));
         if scratch.as_ref().is_some_and(|folder| folder.exists()) {
             return Err(Failure::usage(format!("{SCRATCH} exists already; remove it or name a store with --store")));
         }
-        let location = bench.store.given().unwrap_or(SCRATCH).to_string();
+        let location = self.store.given().unwrap_or(SCRATCH).to_string();
         let result = (|| {
             let store = builder(settings).open(&location)?;
-            let result = bench.measure(&store);
+            let result = self.measure(&store);
             store.close()?;
             result
         })();
@@ -282,7 +253,7 @@ impl KvBench {
                 "in_flight": self.in_flight, "seed": self.seed,
                 "durability": format!("{:?}", self.durability).to_lowercase(),
                 "kind": format!("{:?}", self.kind).to_lowercase(),
-                "phases": phases, "stats": super::json_object(stats),
+                "phases": phases, "stats": json_object(stats),
             });
             return print(&format!("{result:#}\n"));
         }

@@ -25,7 +25,7 @@ use indicatif::ProgressBar;
 use self::load::{Contents, Drive, IMAGE_OBJECT_BYTES, Phase, create_collection, fill};
 use self::outcome::{Cell, FORMAT, Run, table};
 use self::target::{Opened, Target};
-use super::print;
+use crate::commands::print;
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;

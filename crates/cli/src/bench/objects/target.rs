@@ -12,7 +12,7 @@ use std::sync::Arc;
 use esker::ObjectStore;
 use esker::objects::{Change, ObjectId, Transaction};
 
-use super::super::builder;
+use crate::commands::builder;
 use crate::config::Settings;
 use crate::exit::Failure;
 

@@ -18,9 +18,9 @@ use hdrhistogram::Histogram;
 use serde_json::Value;
 
 use super::{LogBench, row};
+use crate::bench::objects::outcome::Table;
+use crate::bench::objects::target::{Place, Target};
 use crate::commands::builder;
-use crate::commands::objects::outcome::Table;
-use crate::commands::objects::target::{Place, Target};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use esker::device::{Device, FileDevice, OpenMode};
 
-use crate::commands::objects::target::Target;
+use crate::bench::objects::target::Target;
 use crate::exit::Failure;
 
 /// Bytes of a large piece.

@@ -14,6 +14,7 @@ use clap::Args;
 use plotters::prelude::*;
 
 use super::objects::outcome::{Cell, FORMAT, Plot, Run, Table, size};
+use crate::commands::print;
 use crate::exit::{Code, Failure};
 
 /// Width and height of a plot in its own units; the page scales it.
@@ -81,7 +82,7 @@ impl Report {
         }
         std::fs::write(&self.out, page(&runs)?)
             .map_err(|error| Failure::new(Code::Failure, format!("{}: {error}", self.out.display())))?;
-        super::print(&format!("{}\n", self.out.display()))
+        print(&format!("{}\n", self.out.display()))
     }
 }
 
@@ -313,7 +314,7 @@ fn table(table: &Table) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::objects::outcome::Latency;
+    use crate::bench::objects::outcome::Latency;
 
     fn run() -> Run {
         let cell = |backend: &str, object_bytes, operations| Cell {

@@ -15,9 +15,9 @@ use esker::Durability;
 use esker::map::{Atomicity, DataType, Error, Key, MapStorage, Mutation, Schema, TableName};
 
 use super::cell::Load;
-use crate::commands::map::updates::{COUNTED, Rows};
-use crate::commands::objects::outcome::Cell;
-use crate::commands::objects::threads::{self, Tally};
+use crate::bench::objects::outcome::Cell;
+use crate::bench::objects::threads::{self, Tally};
+use crate::bench::updates::{COUNTED, Rows};
 use crate::exit::Failure;
 
 /// Rows that each client updates in turn, each in a partition of its own.

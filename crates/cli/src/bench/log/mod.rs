@@ -26,11 +26,11 @@ use esker::log::{Completion, ENTRY_BYTES_MAX, Layout, Log, Options};
 use serde_json::Value;
 
 use self::raw::Rates;
-use crate::commands::objects::load::Contents;
-use crate::commands::objects::outcome::{Cell, FORMAT, Plot, Run, Table, size, table};
-use crate::commands::objects::target::{Opened, Target};
-use crate::commands::objects::threads::{Load, Tally};
-use crate::commands::objects::{device_of, save};
+use crate::bench::objects::load::Contents;
+use crate::bench::objects::outcome::{Cell, FORMAT, Plot, Run, Table, size, table};
+use crate::bench::objects::target::{Opened, Target};
+use crate::bench::objects::threads::{Load, Tally};
+use crate::bench::objects::{device_of, save};
 use crate::commands::print;
 use crate::config::Settings;
 use crate::exit::Failure;

@@ -11,9 +11,9 @@ use esker::log::{Found, Layout, Log, Logs};
 use serde_json::Value;
 
 use super::{LogBench, fill, row};
-use crate::commands::objects::load::Contents;
-use crate::commands::objects::outcome::Table;
-use crate::commands::objects::target::{Opened, Target};
+use crate::bench::objects::load::Contents;
+use crate::bench::objects::outcome::Table;
+use crate::bench::objects::target::{Opened, Target};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 
