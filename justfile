@@ -66,9 +66,25 @@ scalardb *ARGS:
 measure *PAGES:
     ./scripts/measure {{PAGES}}
 
-# Licences, bans and sources of dependencies (needs cargo-deny)
+# Licences, bans, sources and advisories of dependencies
 deny:
-    cargo deny check
+    ./scripts/tool cargo-deny check
+
+# Dependencies that nothing uses
+unused:
+    ./scripts/tool cargo-machete
+
+# What changed of the libraries' interfaces since REV
+interfaces REV:
+    ./scripts/tool cargo-semver-checks semver-checks --workspace --baseline-rev {{REV}}
+
+# Which share of each crate's lines the tests run
+coverage *ARGS:
+    ./scripts/coverage {{ARGS}}
+
+# The pages of the book, in target/book
+pages:
+    ./scripts/tool mdbook build
 
 # The documentation of all crates, opened in a browser
 doc:
