@@ -62,6 +62,8 @@ fn nothing_that_was_acknowledged_is_lost_while_the_operator_changes_the_chain() 
     });
     std::thread::sleep(LEASE / 2);
     servers.serve(&[1, 2]);
+    // It is not waited for.
+    assert!(servers.done(&["status", "--wait", "30s"]).contains("offline"));
     let head = servers.head();
     planned(&servers, &["undrain", "3"], head, &[1, 2, 3]);
     let status = servers.status();
@@ -347,6 +349,11 @@ fn what_cannot_be_is_refused_and_says_why() {
     }
     refused(1, "server 2 is offline: only one that serves can head the chain main", &["promote", "2"]);
     // No server runs.
+    refused(
+        1,
+        "after 300ms these do not serve: server 2 (offline), server 3 (offline), server 1",
+        &["status", "--wait", "300ms"],
+    );
     refused(1, "server 4 is offline: is it running?", &["add", "4", "--patience", "300ms"]);
     let added = json(folder.path(), &["add", "5", "--no-wait"]);
     assert_eq!((&added["done"], &added["place"]), (&false.into(), &"offline".into()));

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
@@ -17,9 +17,11 @@ use serde_json::{Value, json};
 
 use super::chain::{Chain, failure, word};
 use crate::commands::{print, tell};
-use crate::exit::Failure;
+use crate::exit::{Code, Failure};
 
 const EVERY: Duration = Duration::from_secs(1);
+/// How often `--wait` looks.
+const LOOKS: Duration = Duration::from_millis(200);
 /// Puts what follows at the top of an empty screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -31,6 +33,10 @@ pub(super) struct Status {
     /// Again each second, until interrupted
     #[arg(long)]
     watch: bool,
+    /// First wait until every member serves, but for those that are drained or removed; if that takes longer than
+    /// this, such as 60s, fail (1)
+    #[arg(long, value_name = "TIME", conflicts_with = "watch")]
+    wait: Option<esker::Period>,
 }
 
 #[derive(Args)]
@@ -50,6 +56,9 @@ struct Standing {
 
 impl Status {
     pub(super) async fn run(self, chain: &Chain) -> Result<(), Failure> {
+        if let Some(patience) = self.wait {
+            return self.wait(chain, patience).await;
+        }
         let mut first = true;
         loop {
             match Standing::read(chain).await {
@@ -63,6 +72,28 @@ impl Status {
             }
             first = false;
             tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Looks until all serve that are to, tells how the chain stands then, and fails if that is not so in time.
+    async fn wait(&self, chain: &Chain, patience: esker::Period) -> Result<(), Failure> {
+        let began = Instant::now();
+        loop {
+            let looked = Standing::read(chain).await;
+            let late = began.elapsed() >= patience.0;
+            match looked {
+                Ok(standing) => {
+                    let missing = standing.missing();
+                    if missing.is_none() || late {
+                        self.tell(chain, &standing)?;
+                        let failure = |missing| Failure::new(Code::Failure, format!("after {patience} {missing}"));
+                        return missing.map_or(Ok(()), |missing| Err(failure(missing)));
+                    }
+                }
+                Err(failure) if late || failure.code() == Code::NotFound => return Err(failure),
+                Err(failure) => tracing::warn!(%failure, "how the chain stands is not known"),
+            }
+            tokio::time::sleep(LOOKS).await;
         }
     }
 
@@ -87,6 +118,21 @@ impl Standing {
             leases: coordinator.leases(name).await.map_err(failure)?,
             wishes: coordinator.wishes(name).await.map_err(failure)?.0,
         })
+    }
+
+    /// What is missing until all members serve that are to, and nothing if they do.
+    fn missing(&self) -> Option<String> {
+        let leaves = |server| self.wishes.drain.contains(server) || self.wishes.remove.contains(server);
+        let members = self.table.members.iter().filter(|member| !leaves(&member.server));
+        let missing: Vec<_> = members
+            .filter(|member| member.place != Place::Serving)
+            .map(|member| format!("server {} ({})", member.server.0, word(Some(member.place))))
+            .collect();
+        match self.table.head() {
+            _ if !missing.is_empty() => Some(format!("these do not serve: {}", missing.join(", "))),
+            None => Some("no server heads the chain".to_owned()),
+            Some(_) => None,
+        }
     }
 
     fn shown(&self, chain: &Chain) -> (Value, String) {
