@@ -113,3 +113,37 @@ fn architecture_fits_on_two_pages() {
     let lines = text("ARCHITECTURE.md").lines().count();
     assert!((20..=110).contains(&lines), "{lines} lines");
 }
+
+/// Whether a page names a commit: the word, and seven or more hexadecimal digits.
+fn names_a_commit(page: &str) -> bool {
+    page.split("commit ").skip(1).any(|rest| rest.chars().take_while(char::is_ascii_hexdigit).count() >= 7)
+}
+
+/// Whether a page has a date, such as 3 November 2026.
+fn has_a_date(page: &str) -> bool {
+    let words: Vec<&str> = page.split_whitespace().collect();
+    let number = |word: &str, longest: usize| {
+        let digits = word.trim_end_matches(|last: char| last.is_ascii_punctuation());
+        (1..=longest).contains(&digits.len()) && digits.chars().all(|digit| digit.is_ascii_digit())
+    };
+    let months = "January February March April May June July August September October November December";
+    words.windows(3).any(|three| {
+        number(three[0], 2)
+            && months.split(' ').any(|month| month == three[1])
+            && number(three[2], 4)
+            && three[2].len() > 3
+    })
+}
+
+#[test]
+fn what_was_measured_has_its_commit_and_its_date() {
+    for page in pages().iter().filter(|page| page.starts_with("docs/measurements/") && page.ends_with("/README.md")) {
+        if page != "docs/measurements/README.md" {
+            let said = text(page);
+            assert!(names_a_commit(&said), "{page} does not say on which commit it was measured");
+            assert!(has_a_date(&said), "{page} does not say when it was measured");
+        }
+    }
+    assert!(names_a_commit("on commit 009cee9d, quiet") && !names_a_commit("a commit added it"));
+    assert!(has_a_date("on 3 November 2026, quiet") && !has_a_date("in November 2026, 3 November 26"));
+}
