@@ -178,8 +178,8 @@ settings! {
         grpc_tls_client_ca: String = String::new(),
         /// The same for Thrift.
         thrift_tls_client_ca: String = String::new(),
-        /// How long clients have to take what is under way when the server stops, from 1s; the store then has twice
-        /// that to close.
+        /// How long clients have to take what is under way when the server stops, from 1s; after twice that and a
+        /// second it ends, closed or not.
         drain: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(8))),
         /// Databases (0 to 15) whose plain u64 keys are kept in slots: 2 to 8 bytes of index per key.
         int_databases: Vec<u64> = Vec::new(),

@@ -85,6 +85,9 @@ fn nothing_that_was_acknowledged_is_lost_while_the_operator_changes_the_chain() 
     let before = servers.since(head);
     servers.kill(head);
     servers.start(head);
+    // It does not say so of the start that is gone, which the table still has for a while.
+    servers.done(&["status", "--wait", "60s"]);
+    assert_ne!(servers.since(head), before);
     servers.have_all(&writer, "a short absence");
     soon("the table knows of the new start", || servers.since(head) != before);
     servers.serve(&[1, 2, 3]);
@@ -310,6 +313,22 @@ fn a_password_that_was_taken_anew_counts_at_the_next_head_too() {
         soon("the new one is taken in another term", || takes(&servers, server, "new"));
         assert!(!takes(&servers, server, "old"), "server {server} takes the password that was replaced");
     }
+}
+
+/// The table says of the last server that it serves, also when it is gone: its lease tells.
+#[test]
+fn a_server_that_is_gone_is_waited_for_whatever_the_table_says() {
+    let mut servers = Servers::new(1);
+    servers.done(&["init", "--servers", "1"]);
+    servers.done(&["status", "--wait", "60s"]);
+    servers.kill(1);
+    assert_eq!(servers.status()["servers"][0]["place"], "serving");
+    let output = cluster(servers.folder.path(), &["status", "--wait", "3s"]);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complained}");
+    assert!(complained.contains("after 3s these do not serve: server 1 (its lease is not renewed)"), "{complained}");
+    servers.start(1);
+    servers.done(&["status", "--wait", "60s"]);
 }
 
 #[test]

@@ -3,8 +3,7 @@
 //!
 //! arguments → stores, or servers → load with latencies → table on stdout, figures as JSON → page of plots
 //!
-//! Invariant: nothing but what `--store` or `--backends` names is written, and a folder that this module makes it
-//! removes.
+//! Invariant: a load writes to the stores that its arguments name, or to a folder that it makes and removes.
 
 mod commit;
 mod kv;

@@ -91,8 +91,8 @@ pub struct Serve {
     /// File of users (TOML), with their roles and what they may reach; without it there is one, who may do everything
     #[arg(long, value_name = "FILE")]
     users_file: Option<String>,
-    /// How long clients have to take what is under way when the server stops, such as 8s; the store then has twice
-    /// that to close
+    /// How long clients have to take what is under way when the server stops, such as 8s; after twice that and
+    /// a second it ends, closed or not
     #[arg(long, value_name = "TIME")]
     drain: Option<esker::Period>,
     /// Certificate chain (PEM); without --tls-listen all addresses speak TLS then

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
-use esker_chain::{Member, Place, ServerId, Table, Wishes};
+use esker_chain::{Incarnation, Member, Place, ServerId, Table, Wishes};
 use esker_cluster::{Freshness, LeaseRecord, ServerRecord, Slots};
 use serde_json::{Value, json};
 
@@ -75,23 +75,30 @@ impl Status {
         }
     }
 
-    /// Looks until all serve that are to, tells how the chain stands then, and fails if that is not so in time.
+    /// Looks until all serve that are to, tells how the chain stands then, and fails if that is not so in time. The
+    /// table stays as it is while no server runs: one serves only if it has renewed its lease since the first look.
     async fn wait(&self, chain: &Chain, patience: esker::Period) -> Result<(), Failure> {
         let began = Instant::now();
+        let mut first = BTreeMap::new();
         loop {
-            let looked = Standing::read(chain).await;
-            let late = began.elapsed() >= patience.0;
+            let left = patience.0.saturating_sub(began.elapsed());
+            let looked = tokio::time::timeout(left.max(LOOKS), Standing::read(chain)).await;
+            let late = began.elapsed() + LOOKS > patience.0;
             match looked {
-                Ok(standing) => {
-                    let missing = standing.missing();
+                Ok(Ok(standing)) => {
+                    let missing = standing.missing(&mut first);
                     if missing.is_none() || late {
                         self.tell(chain, &standing)?;
                         let failure = |missing| Failure::new(Code::Failure, format!("after {patience} {missing}"));
                         return missing.map_or(Ok(()), |missing| Err(failure(missing)));
                     }
                 }
-                Err(failure) if late || failure.code() == Code::NotFound => return Err(failure),
-                Err(failure) => tracing::warn!(%failure, "how the chain stands is not known"),
+                Ok(Err(failure)) if late || failure.code() == Code::NotFound => return Err(failure),
+                Ok(Err(failure)) => tracing::warn!(%failure, "how the chain stands is not known"),
+                Err(_) => {
+                    let text = format!("after {patience} the coordinator has not answered");
+                    return Err(Failure::new(Code::Failure, text));
+                }
             }
             tokio::time::sleep(LOOKS).await;
         }
@@ -120,14 +127,25 @@ impl Standing {
         })
     }
 
-    /// What is missing until all members serve that are to, and nothing if they do.
-    fn missing(&self) -> Option<String> {
+    /// What is missing until all members serve that are to, and nothing if they do. `first` has, and is given, which
+    /// renewal of which start of each server was seen first.
+    fn missing(&self, first: &mut BTreeMap<ServerId, (Incarnation, u64)>) -> Option<String> {
         let leaves = |server| self.wishes.drain.contains(server) || self.wishes.remove.contains(server);
-        let members = self.table.members.iter().filter(|member| !leaves(&member.server));
-        let missing: Vec<_> = members
-            .filter(|member| member.place != Place::Serving)
-            .map(|member| format!("server {} ({})", member.server.0, word(Some(member.place))))
-            .collect();
+        let mut missing = Vec::new();
+        for member in self.table.members.iter().filter(|member| !leaves(&member.server)) {
+            let renewed = self.leases.get(&member.server).is_some_and(|lease| {
+                let seen = first.entry(member.server).or_insert((lease.incarnation, lease.renewal));
+                if seen.0 != lease.incarnation {
+                    *seen = (lease.incarnation, lease.renewal);
+                }
+                lease.incarnation == member.incarnation && !lease.gave_up && lease.renewal > seen.1
+            });
+            match member.place {
+                Place::Serving if renewed => {}
+                Place::Serving => missing.push(format!("server {} (its lease is not renewed)", member.server.0)),
+                place => missing.push(format!("server {} ({})", member.server.0, word(Some(place)))),
+            }
+        }
         match self.table.head() {
             _ if !missing.is_empty() => Some(format!("these do not serve: {}", missing.join(", "))),
             None => Some("no server heads the chain".to_owned()),
