@@ -77,6 +77,9 @@ pub enum Next {
     /// At the tail, as far as it is known here: wait for [`Log::listen`], and look with [`Follower::poll`] after
     /// [`Follower::patience`].
     Tail,
+    /// At a position that this process has handed out and that is not written yet, while others above it may be: wait
+    /// for [`Log::listen`], and look with [`Follower::poll`] after a few milliseconds: its writer may have failed.
+    Hole,
     /// At something that only [`Follower::poll`] can tell: an end, a gap, an entry of another process or of some time
     /// ago. Or at the limit.
     Look,
@@ -124,6 +127,8 @@ pub struct Follower {
     ahead: VecDeque<Delivery>,
     /// The hole that is waited for, and since when.
     hole: Option<(u64, u64)>,
+    /// Whether what stands below `next` was handed out from what was written here a moment ago.
+    keeps_up: bool,
     ended: bool,
     _following: Following,
 }
@@ -148,7 +153,8 @@ impl Log {
         };
         self.inner.shared.followers.fetch_add(1, Ordering::Relaxed);
         let _following = self.inner.shared.waking.follow();
-        Ok(Follower { log: self.clone(), how, next, ahead: VecDeque::new(), hole: None, ended: false, _following })
+        let (ahead, hole, keeps_up, ended) = (VecDeque::new(), None, false, false);
+        Ok(Follower { log: self.clone(), how, next, ahead, hole, keeps_up, ended, _following })
     }
 
     /// How long nothing will come that is not told of. `hole`: a position that is waited for, and since when.
@@ -178,19 +184,34 @@ impl Follower {
         }
     }
 
-    /// What comes next, if it is there. `None`: nothing yet.
+    /// What comes next, if it is there. `None`: nothing yet. Waits for the sync of an entry that was written here a
+    /// moment ago.
     ///
     /// # Errors
     /// The store's. After one the follower goes on where it was.
     pub fn poll(&mut self) -> Result<Option<Delivery>> {
+        self.poll_next(true)
+    }
+
+    /// As [`Follower::poll`], but `None` as well where what comes next is just being written here, or not durable yet:
+    /// for a caller that has deliveries to hand on, which are not to wait for a later sync.
+    ///
+    /// # Errors
+    /// As [`Follower::poll`].
+    pub fn poll_durable(&mut self) -> Result<Option<Delivery>> {
+        self.poll_next(false)
+    }
+
+    fn poll_next(&mut self, waits: bool) -> Result<Option<Delivery>> {
         self.log.look_out()?;
         loop {
             let (mut handed, next) = self.poll_recent(1, 1)?;
             match (handed.pop(), next) {
                 (Some(delivery), _) => return Ok(Some(delivery)),
+                (None, Next::Await(_) | Next::Hole) if !waits => return Ok(None),
                 // One sync, and no later one: what was written since waits for its own.
                 (None, Next::Await(barrier)) => barrier.wait()?,
-                (None, Next::Tail | Next::Look) => break,
+                (None, Next::Tail | Next::Hole | Next::Look) => break,
             }
         }
         if self.ended {
@@ -240,8 +261,14 @@ impl Follower {
             }
             let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
                 // As far as this handle knows no other one hands out positions: then nothing stands at the tail.
-                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next);
-                return Ok((handed, if here { Next::Tail } else { Next::Look }));
+                let Some(leader) = self.log.leader(&view) else { return Ok((handed, Next::Look)) };
+                let next = match leader.tail().position <= self.next {
+                    true => Next::Tail,
+                    // What is kept leaves from below: if something below is there, this was not written yet.
+                    false if self.keeps_up && self.hole.is_none() && self.log.keeps_below(self.next) => Next::Hole,
+                    false => Next::Look,
+                };
+                return Ok((handed, next));
             };
             let Found::Entry(entry) = found else { break };
             if let Some(barrier) = barrier {
@@ -253,7 +280,7 @@ impl Follower {
                     Some(Err(error)) => return Err(error.into()),
                 }
             }
-            self.hole = None;
+            (self.hole, self.keeps_up) = (None, true);
             bytes += entry.data.len();
             self.next += 1;
             handed.push(Delivery::Entry(entry));
@@ -262,6 +289,7 @@ impl Follower {
     }
 
     fn read_ahead(&mut self, tail: u64) -> Result<()> {
+        self.keeps_up = false;
         let trimmed = self.log.view().trimmed.min(tail);
         if self.next < trimmed {
             self.ahead.push_back(Delivery::Gap { positions: self.next..trimmed, kind: GapKind::Trimmed });

@@ -313,6 +313,11 @@ impl Log {
         self.inner.shared.recent.get(position)
     }
 
+    /// Whether something below `position` is kept, so that `position` would be if it had just been written.
+    pub(crate) fn keeps_below(&self, position: u64) -> bool {
+        self.inner.shared.recent.lowest().is_some_and(|lowest| lowest < position)
+    }
+
     pub(crate) fn drop_recent(&self, position: u64) {
         self.inner.shared.recent.forget(position);
     }

@@ -82,6 +82,11 @@ impl Recents {
         self.kept.lock().by_position.get(&position).cloned()
     }
 
+    /// The lowest position that is kept.
+    pub(crate) fn lowest(&self) -> Option<u64> {
+        self.kept.lock().by_position.first_key_value().map(|(position, _)| *position)
+    }
+
     /// All below `position` is trimmed.
     pub(crate) fn trim(&self, position: u64) {
         let mut kept = self.kept.lock();

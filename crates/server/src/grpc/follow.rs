@@ -10,7 +10,7 @@
 //! 2. A client that is gone ends its follower, whatever that waits for.
 
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_log::{Delivery, Follow, Follower, Log, Next, Start, StreamFollower};
@@ -36,6 +36,9 @@ const DELIVERIES_MAX: usize = 256;
 const MESSAGE_BYTES: usize = 256 << 10;
 /// Messages that wait for the client to read them.
 const UNREAD_MAX: usize = 2;
+/// How long a position that was handed out here and is not written yet is waited for before it is looked at: its
+/// writer is between two steps, or has failed.
+const WRITER_PATIENCE: Duration = Duration::from_millis(10);
 /// Longest wait without a look, whatever the follower says.
 const PATIENCE_MAX: Duration = Duration::from_secs(30);
 
@@ -54,9 +57,13 @@ impl Tracker {
         })
     }
 
-    fn poll(&mut self) -> Result<Option<Delivery>, Told> {
+    /// The next delivery, if it is there; `first`: its sync is waited for.
+    fn poll(&mut self, first: bool) -> Result<Option<Delivery>, Told> {
         Ok(match self {
-            Self::All(follower) => follower.poll()?,
+            Self::All(follower) if first => follower.poll()?,
+            // What is to be sent already does not wait for the sync of what comes next: one after another, they would
+            // hold it back until the message is full.
+            Self::All(follower) => follower.poll_durable()?,
             Self::One(follower) => follower.poll()?,
         })
     }
@@ -94,7 +101,7 @@ impl Tracker {
             if until.is_some_and(|until| self.position() >= until) {
                 return Ok((deliveries, true));
             }
-            let delivery = match self.poll() {
+            let delivery = match self.poll(deliveries.is_empty()) {
                 Ok(Some(delivery)) => delivery,
                 Ok(None) => break,
                 // What came before the failure is delivered first; it is met again.
@@ -177,6 +184,8 @@ async fn run(
 ) {
     // Asked for before the look that it is there for.
     let mut written = None;
+    // The position whose writer is waited for, and since when.
+    let mut unwritten: Option<(u64, Instant)> = None;
     loop {
         // Room first: what waits for its client reads nothing.
         let Ok(room) = messages.reserve().await else { return };
@@ -192,16 +201,26 @@ async fn run(
                     Ok(()) => continue,
                     Err(error) => return room.send(Err(Told::from(error).into())),
                 },
-                Ok((_, Next::Tail)) => match written.take() {
+                Ok((_, next @ (Next::Tail | Next::Hole))) => match written.take() {
                     None => {
                         written = Some(log.listen());
                         continue;
                     }
                     Some(listener) => {
-                        if tokio::time::timeout(tracker.patience(), listener).await.is_ok() {
+                        let patience = match next {
+                            Next::Hole => {
+                                let position = tracker.position();
+                                let (_, since) = *unwritten.insert(
+                                    unwritten.filter(|(at, _)| *at == position).unwrap_or((position, Instant::now())),
+                                );
+                                WRITER_PATIENCE.saturating_sub(since.elapsed())
+                            }
+                            _ => tracker.patience(),
+                        };
+                        if !patience.is_zero() && tokio::time::timeout(patience, listener).await.is_ok() {
                             continue;
                         }
-                        // Nothing for so long that the tail may be another's by now.
+                        // Nothing for so long that the tail may be another's by now, or the writer has failed.
                     }
                 },
                 Ok((_, Next::Look)) => {}
