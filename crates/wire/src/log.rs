@@ -13,6 +13,10 @@ use crate::named::Named;
 use crate::proto::log as proto;
 use crate::{Error, Result};
 
+/// Metadata in the head of a stream of appends: how many a frame of them may hold. Where it is missing the server takes
+/// no frames.
+pub const APPENDS_MAX: &str = "esker-appends-max";
+
 /// The code and the name of an error, and the position that it is about.
 pub fn name_error(error: &LogError) -> Named {
     match error {

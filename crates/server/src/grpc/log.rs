@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use esker_log::{Layout, Log as Handle, Record};
+use esker_log::{BATCH_MAX, Layout, Log as Handle, Record};
 use esker_wire::log as wire;
 use esker_wire::proto::log as proto;
 use esker_wire::proto::log::log_server::Log;
@@ -135,6 +135,11 @@ impl Log for LogService {
     async fn append(&self, request: Request<proto::AppendRequest>) -> Answer<proto::AppendResponse> {
         permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let outcome = async {
+            if !request.get_ref().records.is_empty() {
+                return Err(Told::invalid(
+                    "Append takes a record: frames are for AppendStream, batches for AppendBatch",
+                ));
+            }
             let (position, already_there) = completed(self.apply_one(request.into_inner()).await?).await?;
             Ok(proto::AppendResponse { position, already_there })
         };
@@ -148,7 +153,9 @@ impl Log for LogService {
         request: Request<Streaming<proto::AppendRequest>>,
     ) -> Answer<Self::AppendStreamStream> {
         let user = caller(&request)?;
-        Ok(Response::new(append::start(self.clone(), user, request.into_inner())))
+        let mut answers = Response::new(append::start(self.clone(), user, request.into_inner()));
+        answers.metadata_mut().insert(wire::APPENDS_MAX, (BATCH_MAX as u64).into());
+        Ok(answers)
     }
 
     async fn append_batch(&self, request: Request<proto::AppendBatchRequest>) -> Answer<proto::AppendResponse> {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use esker_log::{Completion, Log as Handle, Logs, Record};
+use esker_log::{Completion, Durability, Error as LogError, Log as Handle, Logs, Nonce, Record};
 use esker_wire::log::{decode_durability, decode_record};
 use esker_wire::proto::log as proto;
 use tokio::sync::{Semaphore, watch};
@@ -15,6 +15,33 @@ use super::waiting::{applies_at_once, waiting};
 
 /// What an append came to: its position, and whether it was there already.
 pub(crate) type Done = Result<Completion<(u64, bool)>, Told>;
+
+/// What appends that came together came to, in their order: how many of them at consecutive positions, or with the same
+/// failure.
+pub(crate) type Each = Vec<(usize, Done)>;
+
+/// Applies appends that came together with one transaction. Where that cannot be, each by itself: so the outcome of
+/// each is its own. `None`: there is no such log any more, and nothing was appended.
+fn each(log: &Handle, records: &[Record], durability: Durability) -> Option<Each> {
+    let new = |applied: Completion<u64>| applied.map(|position| (position, false));
+    match log.append_with(records, durability) {
+        Ok(applied) => Some(vec![(records.len(), Ok(new(applied)))]),
+        Err(LogError::NoLog { .. }) => None,
+        // All of them may be there, or none.
+        Err(LogError::Uncertain { position, nonce, cause }) => {
+            let uncertain = |place: u64| {
+                let nonce = Nonce { number: nonce.number + place, ..nonce };
+                LogError::Uncertain { position: position + place, nonce, cause: cause.clone() }
+            };
+            Some((0..records.len() as u64).map(|place| (1, Err(uncertain(place).into()))).collect())
+        }
+        Err(error) if records.len() == 1 => Some(vec![(1, Err(error.into()))]),
+        Err(_) => {
+            let alone = |record| log.append_with(std::slice::from_ref(record), durability);
+            Some(records.iter().map(|record| (1, alone(record).map(new).map_err(Told::from))).collect())
+        }
+    }
+}
 
 /// The service. Cloning gives the same one.
 #[derive(Clone)]
@@ -61,11 +88,11 @@ impl LogService {
         &self,
         name: &str,
         records: Vec<Record>,
-        durability: esker_log::Durability,
+        durability: Durability,
     ) -> Result<Completion<u64>, Told> {
         if let Some(log) = self.ready(name) {
             match log.append_with(&records, durability) {
-                Err(esker_log::Error::NoLog { .. }) => self.names.forget(name),
+                Err(LogError::NoLog { .. }) => self.names.forget(name),
                 other => return Ok(other?),
             }
         }
@@ -77,12 +104,46 @@ impl LogService {
         let ready = if request.writer.is_none() { self.ready(&request.log) } else { None };
         let (log, records) = (ready?, [decode_record(request.record.clone())]);
         match log.append_with(&records, decode_durability(request.applied_only)) {
-            Err(esker_log::Error::NoLog { .. }) => {
+            Err(LogError::NoLog { .. }) => {
                 self.names.forget(&request.log);
                 None
             }
             done => Some(done.map(|applied| applied.map(|position| (position, false))).map_err(Told::from)),
         }
+    }
+
+    /// Applies appends that came together, if that waits for nothing.
+    pub(crate) fn apply_each_at_once(&self, name: &str, records: &[Record], durability: Durability) -> Option<Each> {
+        let each = each(&self.ready(name)?, records, durability);
+        if each.is_none() {
+            self.names.forget(name);
+        }
+        each
+    }
+
+    /// Applies appends that came together, under the numbers of `writer` if there is one.
+    pub(crate) async fn apply_each(
+        &self,
+        name: String,
+        records: Vec<Record>,
+        writer: Option<proto::WriterNumber>,
+        durability: Durability,
+    ) -> Each {
+        let (names, count) = (Arc::clone(&self.names), records.len());
+        let gone = |log: &Handle| Told::from(LogError::NoLog { name: log.name().to_owned() });
+        let applied = self.with(name, move |log| {
+            let Some(writer) = &writer else { return each(log, &records, durability).ok_or_else(|| gone(log)) };
+            let mut all = Vec::with_capacity(records.len());
+            for (place, record) in records.iter().enumerate() {
+                let number = writer.number.saturating_add(place as u64);
+                match names.append(log, (&writer.writer, writer.session, number), record.clone()) {
+                    Err(told) if place == 0 && told.is_no_log() => return Err(told),
+                    done => all.push((1, done)),
+                }
+            }
+            Ok(all)
+        });
+        applied.await.unwrap_or_else(|told| vec![(count, Err(told))])
     }
 
     /// Applies the append of one request.

@@ -5,6 +5,7 @@
 mod appends;
 mod errors;
 mod follows;
+mod frames;
 mod held;
 mod maps;
 mod objects;
