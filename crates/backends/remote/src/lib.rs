@@ -1,5 +1,6 @@
 //! The store of a running server, from other processes: an [`ObjectStore`](esker_store::ObjectStore) over gRPC, its map
-//! as a [`MapStorage`](esker_map::MapStorage), and sequencers of logs found by their address.
+//! as a [`MapStorage`](esker_map::MapStorage), sequencers of logs found by their address, and streams of appends to
+//! logs.
 //!
 //! call on a thread → request → task on a small runtime → HTTP/2 → `esker serve` (the store only with `--grpc-objects`)
 //! → answer → the thread goes on
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod appender;
 mod call;
 mod failure;
 mod map;
@@ -27,6 +29,7 @@ mod sequencer;
 mod store;
 
 pub use address::{Error, Options, Place, Result};
+pub use appender::{AppendError, Appender};
 pub use map::RemoteMap;
 pub use sequencer::Sequencers;
 pub use store::RemoteStore;
