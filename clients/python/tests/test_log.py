@@ -98,6 +98,27 @@ def test_a_pipeline_answers_each_append_and_goes_on_after_a_failure(log: Log) ->
         appender.append(b"closed")
 
 
+def test_a_pipeline_sends_what_has_gathered_together(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    requests = esker.log.Appender._requests
+
+    def noted(appender: esker.log.Appender) -> object:
+        for request in requests(appender):
+            sent.append(len(request.records) + request.HasField("record"))
+            yield request
+
+    monkeypatch.setattr(esker.log.Appender, "_requests", noted)
+    with log.appender(in_flight_max=1_000) as appender:
+        assert appender.append(b"0").result(30) == 0
+        futures = [appender.append(b"%d" % number, streams=[b"s"]) for number in range(1, 2_001)]
+    assert [future.result(0) for future in futures] == list(range(1, 2_001))
+    assert sent[0] == 1 and sum(sent) == 2_001
+    assert len(sent) < 2_001, "each went alone"
+    assert data(log.read_range(0)) == [b"%d" % number for number in range(2_001)]
+    found = log.read(2_000)
+    assert isinstance(found, Entry) and found.streams == (b"s",)
+
+
 def test_a_pipeline_has_no_more_under_way_than_it_may(log: Log) -> None:
     taken = 0
 

@@ -643,6 +643,7 @@ class Appender:
 
     Entries are applied in the order in which they are appended. Leaving the `with` statement waits for the answers. An entry that fails says so in its
     future, and the stream goes on; where the stream itself fails, so do all that were under way (they may or may not be there), and `append` from then on.
+    What gathers while a message is being sent goes with the next one, if the server takes such frames; an entry alone is sent at once.
     """
 
     def __init__(self, log: Log, *, in_flight_max: int, durable: bool, timeout: Optional[float]) -> None:
@@ -652,12 +653,12 @@ class Appender:
         self._durable = durable
         self._room = threading.BoundedSemaphore(in_flight_max)
         self._lock = threading.Lock()
-        self._requests: queue.SimpleQueue[Optional[pb.AppendRequest]] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[Optional[pb.Record]] = queue.SimpleQueue()
+        self._frame_max = 1
         self._pending: dict[int, Future[int]] = {}
         self._next = 0
         self._ended: Optional[errors.Error] = None
-        requests = iter(self._requests.get, None)
-        self._call = log._logs._connection.stream(log._stub.AppendStream, requests, timeout=timeout)
+        self._call = log._logs._connection.stream(log._stub.AppendStream, self._requests(), timeout=timeout)
         self._reader = threading.Thread(target=self._read, name="esker-appender", daemon=True)
         self._reader.start()
 
@@ -693,8 +694,7 @@ class Appender:
             # It cannot be taken back.
             future.set_running_or_notify_cancel()
             self._pending[tag] = future
-            log = self._name if tag == 0 else ""
-            self._requests.put(pb.AppendRequest(log=log, record=record, tag=tag, applied_only=not self._durable))
+            self._records.put(record)
         return future
 
     def close(self) -> None:
@@ -702,29 +702,67 @@ class Appender:
         with self._lock:
             if self._ended is None:
                 self._ended = errors.Cancelled("the appender was closed", code="CANCELLED")
-                self._requests.put(None)
+                self._records.put(None)
         self._reader.join()
+
+    def _requests(self) -> Iterator[pb.AppendRequest]:
+        """What is sent: records in the order of their tags, alone or with what has gathered."""
+        tag, log, more = 0, self._name, True
+        while more:
+            record = self._records.get()
+            if record is None:
+                return
+            records, size = [record], len(record.data)
+            while len(records) < self._frame_max and size < _FRAME_BYTES:
+                try:
+                    record = self._records.get_nowait()
+                except queue.Empty:
+                    break
+                if record is None:
+                    more = False
+                    break
+                records.append(record)
+                size += len(record.data)
+            request = pb.AppendRequest(log=log, tag=tag, applied_only=not self._durable)
+            if len(records) == 1:
+                request.record.CopyFrom(records[0])
+            else:
+                request.records.extend(records)
+            yield request
+            tag, log = tag + len(records), ""
+
+    def _answer(self, tag: int, count: int, answer: Any) -> None:
+        with self._lock:
+            futures = [self._pending.pop(tag + place, None) for place in range(count)]
+        appended = answer.WhichOneof("outcome") == "appended"
+        for place, future in enumerate(futures):
+            if future is None:
+                continue
+            self._room.release()
+            if appended:
+                future.set_result(int(answer.appended.position) + place)
+            else:
+                future.set_exception(_failure(answer.failed))
 
     def _read(self) -> None:
         failure: Optional[errors.Error] = None
         try:
-            for answer in replies(self._call, NAMES):
-                with self._lock:
-                    future = self._pending.pop(answer.tag, None)
-                if future is None:
-                    continue
-                self._room.release()
-                if answer.WhichOneof("outcome") == "appended":
-                    future.set_result(int(answer.appended.position))
-                else:
-                    future.set_exception(_failure(answer.failed))
+            messages = replies(self._call, NAMES)
+            # A server that does not say so takes no frames.
+            told = dict(self._call.initial_metadata() or ())
+            self._frame_max = max(1, int(told.get("esker-appends-max", 1)))
+            for message in messages:
+                if message.WhichOneof("outcome") is not None:
+                    self._answer(message.tag, 1, message)
+                for answered in message.answered:
+                    self._answer(answered.tag, answered.count, answered)
         except errors.Error as error:
             failure = error
         lost = failure or errors.Unavailable("the stream ended before the answer", code="UNAVAILABLE")
         with self._lock:
             if self._ended is None:
                 self._ended = lost
-                self._requests.put(None)
+                self._records.put(None)
             pending, self._pending = self._pending, {}
         for future in pending.values():
             self._room.release()
@@ -776,6 +814,8 @@ class Writer:
         return Appended(int(done.position), bool(done.already_there))
 
 
+#: Bytes of data in a frame, about: one entry more than fits.
+_FRAME_BYTES = 1 << 20
 #: After these the same number is tried again.
 _AGAIN = (errors.Busy, errors.Contended, errors.DeadlineExceeded, errors.Unavailable, NoSequencer, Uncertain)
 
