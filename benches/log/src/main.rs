@@ -89,7 +89,7 @@ fn main() -> Result<()> {
     }
     let mut peers = arguments.peers.clone();
     if peers.is_empty() {
-        peers = vec![Peer::Redis, Peer::Esker, Peer::EskerUnary];
+        peers = vec![Peer::Redis, Peer::Esker, Peer::EskerFrames, Peer::EskerUnary];
         peers.extend(arguments.kafka.is_some().then_some(Peer::Kafka));
     }
     ensure!(!peers.contains(&Peer::Kafka) || cfg!(feature = "kafka"), "kafka: build with --features kafka");

@@ -105,7 +105,7 @@ impl Servers {
     pub fn start(&self, peer: Peer, folder: &Path) -> Result<Running> {
         let address = free_address()?;
         let mut command = match peer {
-            Peer::Esker | Peer::EskerUnary => {
+            Peer::Esker | Peer::EskerFrames | Peer::EskerUnary => {
                 let mut command = Command::new(&self.esker);
                 command.args(["serve", "--listen", "127.0.0.1:0", "--grpc", &address.to_string(), "--store"]);
                 command.arg(format!("{}?size=8g", folder.join("store").display())).env_remove("ESKER_CONFIG");

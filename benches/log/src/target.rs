@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::ValueEnum;
+use esker_log::Record;
+use esker_remote::Appender;
 use esker_wire::proto::log as proto;
 use esker_wire::proto::log::append_stream_response::Outcome;
 use esker_wire::proto::log::delivery::What;
@@ -21,6 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 
 /// The log's name.
 const LOG: &str = "bench";
+/// Appends under way on a stream of frames, at most: more than there are writers.
+const FRAMES_IN_FLIGHT_MAX: usize = 1_024;
 
 /// A log over the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
@@ -30,6 +34,8 @@ pub enum Peer {
     Redis,
     /// Esker by gRPC, each writer on a stream of appends
     Esker,
+    /// Esker by gRPC, the writers of a connection on one stream, by frames of what gathers
+    EskerFrames,
     /// Esker by gRPC, each append a call
     EskerUnary,
     /// Kafka: a topic of one partition, acks=all
@@ -42,6 +48,7 @@ impl Peer {
         match self {
             Self::Redis => "redis",
             Self::Esker => "esker",
+            Self::EskerFrames => "esker-frames",
             Self::EskerUnary => "esker-unary",
             Self::Kafka => "kafka",
         }
@@ -55,6 +62,9 @@ impl Peer {
             }
             Self::Esker => {
                 "AppendStream and Follow of `esker serve --grpc` with its defaults: an acknowledged entry is synced"
+            }
+            Self::EskerFrames => {
+                "as esker, with one stream for the writers of a connection: what they append while a message is sent goes with the next one"
             }
             Self::EskerUnary => "as esker, with a call (Append) for each entry",
             Self::Kafka => {
@@ -74,6 +84,7 @@ pub struct Log {
 enum Links {
     Redis(Vec<MultiplexedConnection>),
     Esker(Vec<LogClient<Channel>>),
+    EskerFrames(Vec<Appender>),
     EskerUnary(Vec<LogClient<Channel>>),
     #[cfg(feature = "kafka")]
     Kafka(Vec<rdkafka::producer::FutureProducer>),
@@ -86,6 +97,7 @@ pub enum Writer {
         requests: mpsc::Sender<proto::AppendRequest>,
         answers: Streaming<proto::AppendStreamResponse>,
     },
+    Frames(Appender),
     Unary(LogClient<Channel>),
     #[cfg(feature = "kafka")]
     Kafka(rdkafka::producer::FutureProducer),
@@ -139,13 +151,23 @@ impl Log {
                 redis::cmd("XADD").arg(&[LOG, "*", "d", "first"]).query_async::<String>(&mut links[0]).await?;
                 Links::Redis(links)
             }
-            Peer::Esker | Peer::EskerUnary => {
+            Peer::Esker | Peer::EskerFrames | Peer::EskerUnary => {
                 let mut links = Vec::new();
                 for _ in 0..connections {
                     links.push(client(address).await?);
                 }
                 links[0].create(proto::CreateRequest { log: LOG.into(), options: None }).await?;
-                if peer == Peer::Esker { Links::Esker(links) } else { Links::EskerUnary(links) }
+                match peer {
+                    Peer::EskerFrames => {
+                        let mut appenders = Vec::new();
+                        for link in links {
+                            appenders.push(Appender::open(link, LOG, FRAMES_IN_FLIGHT_MAX).await?);
+                        }
+                        Links::EskerFrames(appenders)
+                    }
+                    Peer::EskerUnary => Links::EskerUnary(links),
+                    _ => Links::Esker(links),
+                }
             }
             #[cfg(feature = "kafka")]
             Peer::Kafka => {
@@ -166,6 +188,7 @@ impl Log {
     pub async fn writer(&self, number: u32) -> Result<Writer> {
         Ok(match &self.links {
             Links::Redis(links) => Writer::Redis(links[number as usize % links.len()].clone()),
+            Links::EskerFrames(links) => Writer::Frames(links[number as usize % links.len()].clone()),
             Links::EskerUnary(links) => Writer::Unary(links[number as usize % links.len()].clone()),
             Links::Esker(links) => {
                 let (requests, outgoing) = mpsc::channel(1);
@@ -190,7 +213,7 @@ impl Log {
                     redis::cmd("XINFO").arg(&["STREAM", LOG]).query_async(&mut connection).await?;
                 Follower::Redis { connection, after: last.last_generated_id }
             }
-            Links::Esker(_) | Links::EskerUnary(_) => {
+            Links::Esker(_) | Links::EskerFrames(_) | Links::EskerUnary(_) => {
                 let start = Some(proto::follow_request::Start::Tail(true));
                 let request = proto::FollowRequest { log: LOG.into(), start, ..Default::default() };
                 Follower::Esker(client(self.address).await?.follow(request).await?.into_inner())
@@ -220,6 +243,7 @@ impl Writer {
                     bail!("{}", failure.message);
                 }
             }
+            Self::Frames(appender) => drop(appender.append(Record::from(data)).await?),
             Self::Unary(client) => drop(client.append(request(data)).await?),
             #[cfg(feature = "kafka")]
             Self::Kafka(producer) => kafka::append(producer, &data).await?,
