@@ -90,7 +90,7 @@ impl Log {
     /// # Errors
     /// As [`Log::append_batch`].
     pub fn append_with(&self, records: &[Record], durability: Durability) -> Result<Completion<u64>> {
-        let nonce = self.nonces(records.len());
+        let nonce = self.next_nonces(records.len());
         self.append_new(&self.batch(records, nonce, durability), None)
     }
 
@@ -99,7 +99,7 @@ impl Log {
     /// # Errors
     /// As [`Log::append_batch`]; [`Error::NotTail`] if it is not.
     pub fn append_at(&self, expected: u64, records: &[Record]) -> Result<Completion<u64>> {
-        let nonce = self.nonces(records.len());
+        let nonce = self.next_nonces(records.len());
         self.append_new(&self.batch(records, nonce, Durability::Durable), Some(expected))
     }
 
@@ -147,14 +147,6 @@ impl Log {
             }
         }
         Err(Error::Trimmed { position })
-    }
-
-    fn nonces(&self, count: usize) -> Nonce {
-        let first = self.next_nonce();
-        for _ in 1..count {
-            self.next_nonce();
-        }
-        first
     }
 
     pub(crate) fn batch<'a>(&self, records: &'a [Record], nonce: Nonce, durability: Durability) -> Batch<'a> {
@@ -309,7 +301,17 @@ impl Log {
                     }
                 };
             }
-            match outcome? {
+            let outcome = match outcome {
+                // Nothing was written, and a smaller batch may fit: followers are not to wait for these positions.
+                Err(Error::Store(cause @ (StoreError::Full { .. } | StoreError::TooLarge { .. })))
+                    if batch.records.len() > 1 =>
+                {
+                    self.give_up(token, batch.records.len() as u64);
+                    return Err(cause.into());
+                }
+                other => other?,
+            };
+            match outcome {
                 Outcome::Stale => {
                     let view = self.refresh()?;
                     self.check_writer(&view)?;

@@ -178,9 +178,9 @@ impl Log {
         self.view()
     }
 
-    /// A number for the next entry of this session.
-    pub(crate) fn next_nonce(&self) -> Nonce {
-        Nonce { writer: self.inner.writer, number: self.inner.number.fetch_add(1, Ordering::Relaxed) }
+    /// Numbers for the next `count` entries of this session, by the first: they count on, and no other entry has them.
+    pub(crate) fn next_nonces(&self, count: usize) -> Nonce {
+        Nonce { writer: self.inner.writer, number: self.inner.number.fetch_add(count as u64, Ordering::Relaxed) }
     }
 
     /// Refuses to write where the view says that this handle may not.

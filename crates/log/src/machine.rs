@@ -210,7 +210,7 @@ impl<M: Machine> Replica<M> {
             None if seen.is_none() => Condition::XattrAbsent { name },
             _ => return Err(contended().into()),
         };
-        let nonce = self.log.next_nonce();
+        let nonce = self.log.next_nonces(1);
         let mine = Bytes::from([nonce.writer.to_le_bytes(), nonce.number.to_le_bytes()].concat());
         let writing = Bytes::from_static(WRITING);
         let still_mine = Condition::XattrEquals { name: writing.clone(), value: mine.clone() };

@@ -84,7 +84,7 @@ impl Log {
         let took_us = began.elapsed().as_micros() as u64;
         let most_us = (took_us.max(lease_us / 2_000).saturating_mul(1 << attempt.min(6))).min(lease_us);
         if most_us > 0 {
-            let own = self.next_nonce();
+            let own = self.next_nonces(1);
             std::thread::sleep(Duration::from_micros(mix(own.writer ^ mix(own.number)) % most_us));
         }
         Ok(())
@@ -285,7 +285,7 @@ impl Log {
         })?;
         let leader = Leader::new(view.epoch, tail);
         self.met(view.clone());
-        let (inner, writer) = (&self.inner, self.next_nonce());
+        let (inner, writer) = (&self.inner, self.next_nonces(1));
         // Apart from the session's own numbers, and from those of other owners in it.
         let writer = mix(writer.writer ^ mix(writer.number.wrapping_add(view.epoch)));
         let (store, session, shared) = (&inner.store, &inner.session, Arc::clone(&inner.shared));

@@ -708,12 +708,14 @@ class Appender:
     def _requests(self) -> Iterator[pb.AppendRequest]:
         """What is sent: records in the order of their tags, alone or with what has gathered."""
         tag, log, more = 0, self._name, True
-        while more:
-            record = self._records.get()
+        first: Optional[pb.Record] = None
+        while more or first is not None:
+            record = self._records.get() if first is None else first
+            first = None
             if record is None:
                 return
-            records, size = [record], len(record.data)
-            while len(records) < self._frame_max and size < _FRAME_BYTES:
+            records, size = [record], record.ByteSize()
+            while len(records) < self._frame_max:
                 try:
                     record = self._records.get_nowait()
                 except queue.Empty:
@@ -721,8 +723,12 @@ class Appender:
                 if record is None:
                     more = False
                     break
+                size += record.ByteSize()
+                if size > _FRAME_BYTES:
+                    # One that is too large goes alone, and takes no other with it.
+                    first = record
+                    break
                 records.append(record)
-                size += len(record.data)
             request = pb.AppendRequest(log=log, tag=tag, applied_only=not self._durable)
             if len(records) == 1:
                 request.record.CopyFrom(records[0])
@@ -758,6 +764,8 @@ class Appender:
                     self._answer(answered.tag, answered.count, answered)
         except errors.Error as error:
             failure = error
+        except Exception as error:  # Whatever ends this thread, the futures are told.
+            failure = errors.Unavailable(f"the stream cannot be read: {error}", code="UNAVAILABLE")
         lost = failure or errors.Unavailable("the stream ended before the answer", code="UNAVAILABLE")
         with self._lock:
             if self._ended is None:

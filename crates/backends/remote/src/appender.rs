@@ -24,13 +24,14 @@ use esker_wire::proto::log::answered::Outcome as Each;
 use esker_wire::proto::log::append_stream_response::Outcome;
 use esker_wire::proto::log::log_client::LogClient;
 use parking_lot::Mutex;
+use prost::Message as _;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_stream::Stream;
 use tonic::client::GrpcService;
 use tonic::codegen::{Body, Bytes, StdError};
 use tonic::{Code, Status, Streaming};
 
-/// Bytes of data in a frame, about: one entry more than fits.
+/// Bytes of a frame's entries, at most, where it holds more than one.
 const FRAME_BYTES: usize = 1 << 20;
 
 /// Why an append has no position.
@@ -61,8 +62,8 @@ type Answer = oneshot::Sender<Result<u64, AppendError>>;
 
 #[derive(Default)]
 struct State {
-    /// To be sent.
-    gathered: VecDeque<(proto::Record, Answer)>,
+    /// To be sent, and the bytes of each.
+    gathered: VecDeque<(proto::Record, usize, Answer)>,
     /// Sent, by tag from `first` on; what was answered is `None`.
     under_way: VecDeque<Option<Answer>>,
     first: u64,
@@ -132,13 +133,16 @@ impl Appender {
             if let Some(why) = &state.ended {
                 return Err(AppendError::Ended(why.clone()));
             }
-            state.gathered.push_back((encode_record(record), answer));
+            let record = encode_record(record);
+            let bytes = record.encoded_len();
+            state.gathered.push_back((record, bytes, answer));
             state.sender.take()
         };
         if let Some(sender) = sender {
             sender.wake();
         }
-        answered.await.unwrap_or_else(|_| Err(AppendError::Lost("its runtime was shut down".into())))
+        // Whatever ends the stream answers first.
+        answered.await.unwrap_or_else(|_| Err(AppendError::Lost("it was not answered".into())))
     }
 }
 
@@ -188,11 +192,12 @@ impl Stream for Frames {
         let max = this.shared.appends_max.load(Ordering::Relaxed);
         let tag = state.first + state.under_way.len() as u64;
         let (mut records, mut bytes) = (Vec::with_capacity(state.gathered.len().min(max.max(1))), 0);
+        // One that is too large goes alone, and takes no other with it.
         while records.len() < max.max(1)
-            && bytes < FRAME_BYTES
-            && let Some((record, answer)) = state.gathered.pop_front()
+            && let Some((record, length, answer)) =
+                state.gathered.pop_front_if(|(_, length, _)| records.is_empty() || bytes + *length <= FRAME_BYTES)
         {
-            bytes += record.data.len();
+            bytes += length;
             records.push(record);
             state.under_way.push_back(Some(answer));
         }
@@ -205,14 +210,27 @@ impl Stream for Frames {
 }
 
 async fn read(shared: Arc<Shared>, mut answers: Streaming<proto::AppendStreamResponse>) {
-    let why = loop {
+    // Also when the task is dropped with its runtime, or panics: no append waits for ever.
+    let mut ending = Ending { shared, why: "its runtime was shut down".to_owned() };
+    ending.why = loop {
         match answers.message().await {
-            Ok(Some(answer)) => shared.answered(answer),
+            Ok(Some(answer)) => ending.shared.answered(answer),
             Ok(None) => break "the server has ended it".to_owned(),
-            Err(status) => break status.message().to_owned(),
+            Err(status) => break format!("{:?}: {}", status.code(), status.message()),
         }
     };
-    shared.end(&why);
+}
+
+/// Tells all appends that the stream has ended, when it is dropped.
+struct Ending {
+    shared: Arc<Shared>,
+    why: String,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.shared.end(&self.why);
+    }
 }
 
 fn failed(failure: proto::Failure) -> AppendError {
@@ -229,7 +247,7 @@ impl Shared {
         }
         for proto::Answered { tag, count, outcome } in answer.answered {
             match outcome {
-                Some(Each::Appended(done)) => self.tell(tag, count, |place| Ok(done.position + place)),
+                Some(Each::Appended(done)) => self.tell(tag, count, |place| Ok(done.position.wrapping_add(place))),
                 Some(Each::Failed(failure)) => self.tell(tag, count, |_| Err(failed(failure.clone()))),
                 None => {}
             }
@@ -267,7 +285,7 @@ impl Shared {
         for answer in under_way.into_iter().flatten() {
             let _ = answer.send(Err(AppendError::Lost(why.to_owned())));
         }
-        for (_, answer) in gathered {
+        for (.., answer) in gathered {
             let _ = answer.send(Err(AppendError::Ended(why.to_owned())));
         }
         if let Some(sender) = sender {

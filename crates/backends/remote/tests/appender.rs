@@ -179,12 +179,34 @@ async fn when_the_stream_ends_each_append_is_told_whether_it_may_be_there() {
         fake.may_answer.add_permits(1);
     };
     let (told, ()) = tokio::join!(told, more);
-    let (lost, over) = (AppendError::Lost("it is over".into()), AppendError::Ended("it is over".into()));
+    let why = "Unavailable: it is over";
+    let (lost, over) = (AppendError::Lost(why.into()), AppendError::Ended(why.into()));
     assert_eq!(told.iter().filter(|one| one.is_ok()).count(), 10);
     assert!(told.iter().filter(|one| **one == Err(lost.clone())).count() >= 10, "{told:?}");
     assert!(told.iter().any(|one| *one == Err(over.clone())), "{told:?}");
     assert!(told.iter().all(|one| one.is_ok() || *one == Err(lost.clone()) || *one == Err(over.clone())), "{told:?}");
     assert_eq!(appender.append(Record::from("late")).await, Err(over));
+}
+
+#[test]
+fn appends_are_told_when_the_runtime_of_their_stream_is_shut_down() {
+    let (theirs, ours) = (tokio::runtime::Runtime::new().unwrap(), tokio::runtime::Runtime::new().unwrap());
+    let fake = Fake::new(Some(10), 0, usize::MAX);
+    let appender = theirs.block_on(Appender::open(LogClient::new(fake.clone()), "log", 4)).unwrap();
+    // Four are under way, or gathered; two wait for room.
+    let under_way = ours.spawn({
+        let appender = appender.clone();
+        async move { positions(&appender, 6).await }
+    });
+    while fake.requests().is_empty() {
+        std::thread::yield_now();
+    }
+    theirs.shutdown_timeout(LATE);
+    for told in ours.block_on(under_way).unwrap() {
+        assert!(matches!(told, Err(AppendError::Lost(_) | AppendError::Ended(_))), "{told:?}");
+    }
+    let late = ours.block_on(async { tokio::time::timeout(LATE, appender.append(Record::from("late"))).await });
+    assert!(matches!(late, Ok(Err(AppendError::Ended(_)))), "{late:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,7 +223,12 @@ async fn each_append_to_a_server_has_its_own_outcome() {
     let mut appends = Vec::new();
     for number in 0..5_000u32 {
         let appender = appender.clone();
-        let bytes = if number % 1_000 == 999 { (1 << 20) + 1 } else { 100 };
+        // The last is larger than a frame may be, and fails alone as well.
+        let bytes = match number {
+            4_999 => 17 << 20,
+            number if number % 1_000 == 999 => (1 << 20) + 1,
+            _ => 100,
+        };
         let mut data = number.to_le_bytes().to_vec();
         data.resize(bytes, 7);
         appends.push((number, tokio::spawn(async move { appender.append(Record::from(data)).await })));

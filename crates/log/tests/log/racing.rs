@@ -10,6 +10,7 @@ use std::sync::mpsc::channel;
 
 use bytes::Bytes;
 use esker_log::{Connect, Error, Found, Layout, Leader, Log, Logs, Options, Record, Sequencer, Session, Tail, Token};
+use esker_memory::MemoryStore;
 use esker_store::contract::{Call, PerObject, Watch, Watched};
 use esker_store::{Change, Error as StoreError, ObjectStore, Op, Transaction};
 use parking_lot::Mutex;
@@ -639,4 +640,25 @@ fn what_a_late_maker_makes_takes_no_entry() {
         assert!(position > 9, "two entries were acknowledged at position {position}");
         sound(&other(&store, 5));
     }
+}
+
+/// Failure: `check` said that an entry stands in the log twice. Cause: batches of two threads took their numbers one by
+/// one, between each other's. Fix: a batch takes them at once.
+#[test]
+fn batches_that_are_appended_at_once_have_numbers_of_their_own() {
+    const BATCHES: usize = 400;
+    let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+    let logs = session(&store, 1, &Time::default());
+    let log = logs.create("log", options(Layout::Slots)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let records: Vec<Record> = (0..64u8).map(|number| vec![number].into()).collect();
+                for _ in 0..BATCHES {
+                    log.append_batch(&records).unwrap().wait().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(sound(&log).entries, (4 * BATCHES * 64) as u64);
 }

@@ -20,7 +20,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-use esker_log::{BATCH_BYTES_MAX, BATCH_MAX, Record};
+use bytes::Bytes;
+use esker_log::{BATCH_BYTES_MAX, BATCH_MAX, Record, STREAMS_MAX};
 use esker_store::Barrier;
 use esker_wire::log::{decode_durability, decode_record};
 use esker_wire::proto::log as proto;
@@ -125,7 +126,16 @@ impl Frame {
             let count = request.records.len();
             return Err(Told::invalid(format!("a frame of {count} appends, expected 1 to {BATCH_MAX} (BATCH_MAX)")));
         }
-        let bytes: usize = request.records.iter().map(|record| record.data.len()).sum();
+        // A name takes some 30 bytes beside its own: however many come in a few bytes each, that is not held.
+        let names = || request.records.iter().flat_map(|record| &record.streams);
+        if names().count() > STREAMS_MAX * BATCH_MAX {
+            let count = names().count();
+            return Err(Told::invalid(format!(
+                "a frame with {count} names of streams, expected {STREAMS_MAX} for each append"
+            )));
+        }
+        let data: usize = request.records.iter().map(|record| record.data.len()).sum();
+        let bytes = data + names().map(Bytes::len).sum::<usize>();
         if bytes > BATCH_BYTES_MAX {
             let why = format!("a frame of {bytes} bytes, which exceed BATCH_BYTES_MAX = {BATCH_BYTES_MAX}");
             return Err(Told::invalid(why));

@@ -37,8 +37,18 @@ fn each(log: &Handle, records: &[Record], durability: Durability) -> Option<Each
         }
         Err(error) if records.len() == 1 => Some(vec![(1, Err(error.into()))]),
         Err(_) => {
-            let alone = |record| log.append_with(std::slice::from_ref(record), durability);
-            Some(records.iter().map(|record| (1, alone(record).map(new).map_err(Told::from))).collect())
+            let mut all = Vec::with_capacity(records.len());
+            let mut is_any_applied = false;
+            for record in records {
+                let done = log.append_with(std::slice::from_ref(record), durability);
+                // Refused before the log was looked for is not applied.
+                if matches!(done, Err(LogError::NoLog { .. })) && !is_any_applied {
+                    return None;
+                }
+                is_any_applied |= done.is_ok();
+                all.push((1, done.map(new).map_err(Told::from)));
+            }
+            Some(all)
         }
     }
 }
