@@ -1,6 +1,6 @@
 //! Measures the ways to write and read a log on this machine: the figures of docs/decisions/0001-log-io.md.
 //!
-//! usage: cargo run --release -p esker-device --example log_io -- [FOLDER] [--runs N] [--json]
+//! usage: cargo run --release -p esker-device --example log_io -- [FOLDER] [--runs N] [--only WORD] [--json]
 //!
 //! for each run: every row once, so that what else the machine does falls on all rows alike → medians, lowest, highest
 //!
@@ -15,9 +15,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags};
+use rustix::io::ReadWriteFlags;
 
 const BUFFER_BYTES: usize = 8 << 20;
 /// What O_DIRECT asks of memory.
@@ -52,10 +55,23 @@ enum Space {
 enum Work {
     /// Each write is made durable before the next.
     Append { bytes: usize },
+    /// The same past the page cache, with more than one under way.
+    Commit { bytes: usize, flight: Flight },
     /// Nothing is synced.
     Stream { bytes: usize },
     /// 4 KiB at random places, one at a time.
     Read { warm: bool },
+}
+
+/// How groups of a log are made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flight {
+    /// Write, then fdatasync, by so many threads, each at the next place.
+    Sync { threads: usize },
+    /// One write with RWF_DSYNC, by so many threads, each at the next place.
+    Dsync { threads: usize },
+    /// One thread writes the next group while another is in fdatasync for the group before.
+    WriteBesideSync,
 }
 
 struct Row {
@@ -74,11 +90,17 @@ impl Row {
             (Work::Append { .. }, Way::Buffered) => "buffered, fdatasync",
             (Work::Append { .. }, Way::Direct) => "O_DIRECT, fdatasync",
             (Work::Append { .. }, Way::DirectDsync) => "O_DIRECT, O_DSYNC",
+            (Work::Commit { flight: Flight::Sync { threads: 1 }, .. }, _) => "write, fdatasync",
+            (Work::Commit { flight: Flight::Sync { .. }, .. }, _) => "write, fdatasync, two at a time",
+            (Work::Commit { flight: Flight::Dsync { threads: 1 }, .. }, _) => "RWF_DSYNC",
+            (Work::Commit { flight: Flight::Dsync { .. }, .. }, _) => "RWF_DSYNC, two at a time",
+            (Work::Commit { flight: Flight::WriteBesideSync, .. }, _) => "write beside fdatasync",
             (_, Way::Buffered) => "buffered",
             (_, Way::Direct | Way::DirectDsync) => "O_DIRECT",
         };
         match self.work {
             Work::Append { bytes } => format!("append {} KiB: {way}", bytes >> 10),
+            Work::Commit { bytes, .. } => format!("commit {} KiB: {way}", bytes >> 10),
             Work::Stream { bytes } => format!("stream {} MiB: {way}", bytes >> 20),
             Work::Read { warm } => {
                 let cache = if self.way != Way::Buffered {
@@ -122,6 +144,17 @@ fn rows() -> Vec<Row> {
             }
         }
     }
+    for bytes in [4 << 10, 16 << 10, 64 << 10] {
+        for flight in [
+            Flight::Sync { threads: 1 },
+            Flight::Sync { threads: 2 },
+            Flight::WriteBesideSync,
+            Flight::Dsync { threads: 1 },
+            Flight::Dsync { threads: 2 },
+        ] {
+            add(Work::Commit { bytes, flight }, Way::Direct, Space::Written);
+        }
+    }
     add(Work::Stream { bytes: 1 << 20 }, Way::Buffered, Space::Cached);
     add(Work::Read { warm: true }, Way::Buffered, Space::Written);
     add(Work::Read { warm: false }, Way::Buffered, Space::Written);
@@ -161,7 +194,7 @@ fn lay_out(path: &Path, space: Space, len: u64, buffer: &[u8]) -> io::Result<()>
 
 fn measure(path: &Path, row: &mut Row, buffer: &mut [u8], rng: &mut fastrand::Rng) -> io::Result<()> {
     let len = match row.work {
-        Work::Append { .. } => APPEND_BYTES,
+        Work::Append { .. } | Work::Commit { .. } => APPEND_BYTES,
         Work::Stream { .. } => STREAM_BYTES,
         Work::Read { .. } => READ_BYTES,
     };
@@ -176,7 +209,7 @@ fn measure(path: &Path, row: &mut Row, buffer: &mut [u8], rng: &mut fastrand::Rn
         rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
     }
     let (began, cpu_began) = (Instant::now(), cpu_time()?);
-    let (mut at, mut count) = (0, 0u64);
+    let (mut at, mut count, mut others) = (0, 0u64, Duration::ZERO);
     match row.work {
         Work::Append { bytes } => {
             while at < len && began.elapsed() < ROW_TIME {
@@ -187,6 +220,9 @@ fn measure(path: &Path, row: &mut Row, buffer: &mut [u8], rng: &mut fastrand::Rn
                 at += bytes as u64;
                 count += 1;
             }
+        }
+        Work::Commit { bytes, flight } => {
+            (count, others) = commit(&file, flight, &buffer[..bytes], len)?;
         }
         Work::Stream { bytes } => {
             while at < len {
@@ -203,10 +239,76 @@ fn measure(path: &Path, row: &mut Row, buffer: &mut [u8], rng: &mut fastrand::Rn
             }
         }
     }
-    let (took, cpu) = (began.elapsed(), cpu_time()?.saturating_sub(cpu_began));
+    let (took, cpu) = (began.elapsed(), cpu_time()?.saturating_sub(cpu_began) + others);
     row.rates.push(count as f64 / took.as_secs_f64());
     row.cpu_micros.push(cpu.as_secs_f64() * 1e6 / count as f64);
     Ok(())
+}
+
+/// Groups that were made durable in [`ROW_TIME`], or until `len` bytes are used up, and the processor time of threads
+/// beside the caller's.
+fn commit(file: &File, flight: Flight, group: &[u8], len: u64) -> io::Result<(u64, Duration)> {
+    let bytes = group.len() as u64;
+    let (began, given) = (Instant::now(), AtomicU64::new(0));
+    let next = || {
+        let at = given.fetch_add(bytes, Ordering::Relaxed);
+        (at + bytes <= len && began.elapsed() < ROW_TIME).then_some(at)
+    };
+    let one_after_the_other = || -> io::Result<(u64, Duration)> {
+        let (cpu_began, mut count) = (cpu_time()?, 0);
+        while let Some(at) = next() {
+            if matches!(flight, Flight::Dsync { .. }) {
+                let written = rustix::io::pwritev2(file, &[io::IoSlice::new(group)], at, ReadWriteFlags::DSYNC)?;
+                if written < group.len() {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
+            } else {
+                file.write_all_at(group, at)?;
+                file.sync_data()?;
+            }
+            count += 1;
+        }
+        Ok((count, cpu_time()?.saturating_sub(cpu_began)))
+    };
+    let ended = |thread: std::thread::ScopedJoinHandle<'_, io::Result<(u64, Duration)>>| {
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+    };
+    std::thread::scope(|scope| match flight {
+        Flight::Sync { threads } | Flight::Dsync { threads } => {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(one_after_the_other)).collect();
+            let (mut count, mut cpu) = (one_after_the_other()?.0, Duration::ZERO);
+            for other in others {
+                let (its_count, its_cpu) = ended(other)?;
+                (count, cpu) = (count + its_count, cpu + its_cpu);
+            }
+            Ok((count, cpu))
+        }
+        Flight::WriteBesideSync => {
+            let (written, to_sync) = mpsc::channel();
+            let (synced, is_synced) = mpsc::channel();
+            let syncing = scope.spawn(move || {
+                let cpu_began = cpu_time()?;
+                while to_sync.recv().is_ok() {
+                    file.sync_data()?;
+                    // The writer may have failed.
+                    let _ = synced.send(());
+                }
+                Ok((0, cpu_time()?.saturating_sub(cpu_began)))
+            });
+            let (mut count, mut under_way) = (0, false);
+            while let Some(at) = next() {
+                file.write_all_at(group, at)?;
+                if under_way && is_synced.recv().is_err() {
+                    break;
+                }
+                under_way = written.send(()).is_ok();
+                count += 1;
+            }
+            // The last sync ends with its thread.
+            drop(written);
+            Ok((count, ended(syncing)?.1))
+        }
+    })
 }
 
 /// Lowest, median and highest.
@@ -253,12 +355,13 @@ impl Drop for Removed {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut folder, mut runs, mut json) = (PathBuf::from("."), 5usize, false);
+    let (mut folder, mut runs, mut only, mut json) = (PathBuf::from("."), 5usize, String::new(), false);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--json" => json = true,
             "--runs" => runs = arguments.next().ok_or("--runs needs a number")?.parse()?,
+            "--only" => only = arguments.next().ok_or("--only needs a word of the rows' names")?,
             option if option.starts_with('-') => return Err(format!("unknown option {option}").into()),
             path => folder = path.into(),
         }
@@ -273,6 +376,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     rng.fill(buffer);
     let path = folder.join(format!("log_io.{}.tmp", std::process::id()));
     let mut rows = rows();
+    rows.retain(|row| row.name().contains(&only));
     for run in 0..runs {
         for row in &mut rows {
             let removed = Removed(path.clone());
