@@ -148,7 +148,7 @@ async fn a_frame_over_a_limit_is_refused_as_a_whole_and_the_stream_goes_on() {
     let many = frame(0, (0..=BATCH_MAX as u64).map(|_| "x"));
     let large = frame(0, (0..17).map(|_| vec![0u8; 1 << 20]));
     let both = proto::AppendRequest { record: Some(proto::Record::default()), ..frame(0, ["a", "b", "c"]) };
-    assert!(17 << 20 > BATCH_BYTES_MAX);
+    const { assert!(17 << 20 > BATCH_BYTES_MAX) };
     for (bad, count, limit) in
         [(many, BATCH_MAX as u32 + 1, "BATCH_MAX"), (large, 17, "BATCH_BYTES_MAX"), (both, 3, "not both")]
     {
