@@ -1,7 +1,7 @@
 //! Many appends on one stream: applied in the order in which they come, answered when durable.
 //!
-//! request, or frame of many → applied, or failed → (tags, positions, barrier) → barrier reached → answer with tags:
-//! of what came in frames one for all that is reached
+//! request, or frame of many → applied, or failed → (tags, positions, barrier) → barrier reached → answer with
+//! tags: of what came in frames one for all that is reached
 //!
 //! All of it is done by the task that writes the stream's answers, when it asks for the next one: no append goes from
 //! task to task. Barriers of a store come in the order of its commits, so that awaiting them in the order of the
