@@ -1,7 +1,7 @@
 //! Many appends under way on one stream of a server: what gathers while a frame is being sent goes with the next.
 //!
-//! append → gathered → room on the connection: a frame of what is there → answers, one for many → each append its
-//! own
+//! append → gathered → room on the connection: a frame of what is there → answers, one for many
+//! → each append its own
 //!
 //! No append waits for more to come: one alone is sent alone. But the tasks that are ready to append on the same thread
 //! have their turn before a frame is made.
