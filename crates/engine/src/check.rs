@@ -293,8 +293,13 @@ impl Engine {
         let mut entries = entries_of(pages);
         if let Some(log) = &self.log {
             // What was just written may stand in memory only.
-            let open = log.open_generation();
-            let recent = |loc: Loc| self.segments.generation(self.segments.segment_of(loc.offset())) + 1 >= open;
+            let reached = log.reached();
+            let place = |loc: Loc| {
+                let segment = self.segments.segment_of(loc.offset());
+                (self.segments.generation(segment), self.segments.within(loc.offset()))
+            };
+            // Cold segments are numbered with those of the log, and are written before the index points to them.
+            let recent = |loc: Loc| place(loc) >= reached;
             if entries.iter().any(|(loc, _)| recent(*loc)) {
                 log.commit(false);
             }

@@ -738,7 +738,7 @@ fn relocate_some(
         let rest = &mut bytes[RECORD_HEADER_BYTES..];
         let at = offset + RECORD_HEADER_BYTES as u64;
         encode_operation(header, &[], payload, &sums, rest, seed, generation, at);
-        drop(reservation);
+        reservation.whole();
         let loc = Loc::new(at, 8, 0);
         let step = Step { kind, argument, key: &[], payload, payload_len: payload.len() as u32, loc };
         state.apply(&step, 0, &parts.segments);

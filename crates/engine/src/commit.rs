@@ -33,7 +33,7 @@ pub use reserve::{Refused, Reservation, record_header};
 pub use room::{GIVING_LOOKS, waited_enough};
 pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
@@ -54,8 +54,10 @@ const APPEND_BYTES: u64 = 1 << 20;
 /// Under a load that fills a segment faster than this, several are readied ahead.
 const HURRY: Duration = Duration::from_millis(500);
 
-#[repr(align(64))]
-struct Padded(AtomicUsize);
+/// What writers change with every record, apart from what they only look at: two cache lines, since some processors
+/// fetch them in pairs.
+#[repr(align(128))]
+struct Padded<T>(T);
 
 /// The end of the log that is being written.
 pub struct Log {
@@ -64,12 +66,12 @@ pub struct Log {
     segments: Arc<Segments>,
     /// See [`Log::has_short_headers`].
     short_headers: AtomicBool,
-    state: Mutex<State>,
+    state: Padded<Mutex<State>>,
     room: Condvar,
     wanted_segment: Condvar,
     fill: Fill,
-    filling: [Padded; 2],
-    unwritten: AtomicU64,
+    /// Bytes that were given and not cut. Changed under the lock of `state`.
+    unwritten: Padded<AtomicU64>,
     committing: Mutex<()>,
     policy: RwLock<CommitPolicy>,
     applied: AtomicBool,
@@ -124,12 +126,11 @@ impl Log {
             shape,
             segments,
             short_headers: AtomicBool::new(are_low(end.seq, end.group)),
-            state: Mutex::new(State::new(end)),
+            state: Padded(Mutex::new(State::new(end))),
             room: Condvar::new(),
             wanted_segment: Condvar::new(),
             fill: Fill::default(),
-            filling: [Padded(AtomicUsize::new(0)), Padded(AtomicUsize::new(0))],
-            unwritten: AtomicU64::new(0),
+            unwritten: Padded(AtomicU64::new(0)),
             committing: Mutex::new(()),
             policy: RwLock::new(policy),
             applied: AtomicBool::new(policy.acknowledges_applied()),
@@ -199,41 +200,41 @@ impl Log {
 
     /// Current end of the log.
     pub fn end(&self) -> Lsn {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         state.base_lsn + state.tail
     }
 
     /// Sequence number of the last record.
     pub fn last_seq(&self) -> u64 {
-        self.state.lock().seq
+        self.state.0.lock().seq
     }
 
     /// Records and their bytes since opening.
     pub fn appended(&self) -> (u64, u64) {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         (state.records, state.record_bytes)
     }
 
     /// How long replaying these records will take, as far as their operations tell, in nanoseconds.
     pub fn replay_ns(&self) -> u64 {
-        self.state.lock().replay_ns
+        self.state.0.lock().replay_ns
     }
 
     /// Of those bytes: keys and payloads of transactions; the cleaner's records.
     pub fn appended_kinds(&self) -> (u64, u64) {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         (state.payload_bytes, state.relocation_bytes)
     }
 
     /// Generation and device offset of the end, and the last sequence number: for the superblock of a clean stop.
     pub fn clean_end(&self) -> (u32, u64, u64) {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         (state.generation, state.segment * self.segments.segment_bytes + state.tail, state.seq)
     }
 
     /// Generation of the open segment.
     pub fn open_generation(&self) -> u32 {
-        self.state.lock().generation
+        self.state.0.lock().generation
     }
 
     /// Stops the log with this cause, as a failed write would.
@@ -243,27 +244,19 @@ impl Log {
 
     /// The epoch of checkpoints that records are written in.
     pub fn epoch(&self) -> u32 {
-        self.state.lock().epoch
+        self.state.0.lock().epoch
     }
 
     /// The last group that has ended.
     pub fn last_group(&self) -> u64 {
-        self.state.lock().group - 1
+        self.state.0.lock().group - 1
     }
 
-    /// Generation of the open segment, and the offset in it up to which groups have been cut and written.
-    /// Everything before it is on the device, though perhaps not synced.
-    pub fn written_end(&self) -> (u32, u64) {
-        // Between two commits whatever was cut has been written.
-        let _between_commits = self.committing.lock();
-        let state = self.state.lock();
-        (state.generation, state.start)
-    }
-
-    /// As [`Log::written_end`], without what was sealed since and is not on the device yet.
+    /// Generation of a segment of the log, and the offset in it, up to which groups are written: of the first that was
+    /// sealed and is not on the device yet, else of the open one. Waits for a commit that is under way.
     pub fn reached(&self) -> (u32, u64) {
         let _between_commits = self.committing.lock();
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         match state.sealed.front() {
             None => (state.generation, state.start),
             Some(sealed) => {
@@ -275,7 +268,7 @@ impl Log {
 
     /// A generation for a segment that is not of the log.
     pub fn next_generation(&self) -> u32 {
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         state.generation_max += 1;
         state.generation_max
     }

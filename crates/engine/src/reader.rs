@@ -227,9 +227,9 @@ impl Reader {
     /// The payload at `loc` if it is in memory and not compressed there.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is not what was asked for.
+    /// [`Error::Corrupt`] if it is not what was asked for; [`Error::Stopped`] if its writer panicked before it was whole.
     pub fn peek(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
-        let from_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+        let from_buffer = self.segments.with_whole(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
             if header.flags & OP_FLAG_COMPRESSED != 0 {
                 return Ok(None);
@@ -253,7 +253,7 @@ impl Reader {
     /// # Errors
     /// As [`Reader::peek`].
     pub fn is_here(&self, loc: Loc, asked: &Asked<'_>, value: &[u8]) -> Result<Option<bool>> {
-        let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+        let in_buffer = self.segments.with_whole(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
             if header.flags & OP_FLAG_COMPRESSED != 0 {
                 return Ok(None);
@@ -283,7 +283,7 @@ impl Reader {
     /// The whole payload at `loc`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] with the place, [`Error::Io`].
+    /// [`Error::Corrupt`] with the place, [`Error::Io`]; [`Error::Stopped`] as [`Reader::peek`].
     pub fn fetch(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Found> {
         self.whole(loc, asked, durable, How::Wait).map_err(Miss::error)
     }
@@ -298,7 +298,7 @@ impl Reader {
 
     /// Whether a buffer or the cache has something for `loc`; it is not compared with what is asked for.
     pub fn is_in_memory(&self, loc: Loc) -> bool {
-        self.segments.with_buffer(loc.offset(), |_, _| ()).is_some()
+        self.segments.with_unwaited(loc.offset(), |_, _| ()).is_some()
             || self.cache.contains(&Key::Payload(loc.raw(), self.generation(loc)))
     }
 
@@ -355,7 +355,7 @@ impl Reader {
 
     /// Header and stored payload of the operation at `loc` if it is in a buffer.
     fn in_buffer(&self, loc: Loc, asked: &Asked<'_>) -> Result<Option<(OpHeader, Bytes)>> {
-        let found = self.segments.with_buffer(loc.offset(), |buffer, start| {
+        let found = self.segments.with_whole(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
             Ok((
                 header,
@@ -456,7 +456,7 @@ impl Reader {
         if loc.is_compressed() {
             return self.fetch_units(loc, asked, skip..skip + len, durable, how);
         }
-        let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+        let in_buffer = self.segments.with_whole(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
             if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
                 return Err(short_payload(loc));
@@ -755,12 +755,14 @@ fn blocks_of(header: &OpHeader, range: &Range<usize>) -> Range<usize> {
 #[inline]
 fn buffered(buffer: &SegmentBuffer, start: usize, loc: Loc, asked: &Asked<'_>) -> Result<OpHeader> {
     let nonsense = |what: &str| Error::Corrupt { offset: loc.offset(), what: what.into() };
-    // SAFETY: the index only points at finished operations; an index that points elsewhere is told by what it finds.
-    let rest = unsafe { buffer.range(start, buffer.len() - start) };
+    let len = (loc.span_bytes() as usize).min(buffer.len() - start);
+    // SAFETY: the caller has waited until what the index points at is whole (`Segments::with_whole`); an index that
+    // points elsewhere is told by what it finds.
+    let rest = unsafe { buffer.range(start, len) };
     let header = OpHeader::decode_trusted(rest).ok_or_else(|| nonsense("no operation stands there in memory"))?;
     asked.compare(loc, &header, rest)?;
     if header.payload_end() > rest.len() {
-        return Err(nonsense("the operation there reaches past its segment"));
+        return Err(nonsense("the operation there reaches past its place"));
     }
     Ok(header)
 }

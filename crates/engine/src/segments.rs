@@ -7,6 +7,7 @@
 //! 1. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable
 //!    mark.
 
+mod filling;
 mod kept;
 mod recent;
 
@@ -17,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use esker_device::Device;
+use esker_store::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::buffer::{HandedOut, PageChoice, SegmentBuffer};
@@ -24,17 +26,31 @@ use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::pool::Pool;
 use crate::readers::{Pinned, Readers, StillPinned};
 use crate::sharing::Sharing;
+pub use filling::{Filler, Filling};
 use kept::Recent;
 
 /// A log position: bytes laid down since the store was opened, pads included.
 pub type Lsn = u64;
 
+/// What is looked at with every read and write stands apart from what writers count.
+#[repr(align(64))]
 struct Entry {
     generation: AtomicU32,
     base_lsn: AtomicU64,
     /// Age of what it holds: a commit sequence number.
     age: AtomicU64,
     cold: AtomicBool,
+    /// Where the log left it: what stands behind counts for nothing.
+    end: AtomicU64,
+    /// A [`DamageLevel`].
+    damage: AtomicU8,
+    buffer: ArcSwapOption<SegmentBuffer>,
+    counts: Counts,
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Counts {
     /// Bytes that objects point to, in 4096ths: see [`WEIGHT_WHOLE`].
     live: AtomicI64,
     /// Of these, those that count more than once because several objects point to them, as far as known.
@@ -45,11 +61,6 @@ struct Entry {
     filled: AtomicU64,
     /// First and last transaction that a cold segment holds something of, once a caller has walked it.
     range: Mutex<(u32, u64, u64)>,
-    /// Where the log left it: what stands behind counts for nothing.
-    end: AtomicU64,
-    /// A [`DamageLevel`].
-    damage: AtomicU8,
-    buffer: ArcSwapOption<SegmentBuffer>,
 }
 
 impl Default for Entry {
@@ -59,14 +70,10 @@ impl Default for Entry {
             base_lsn: AtomicU64::new(0),
             age: AtomicU64::new(0),
             cold: AtomicBool::new(false),
-            live: AtomicI64::new(0),
-            again: AtomicI64::new(0),
-            index: AtomicI64::new(0),
-            filled: AtomicU64::new(0),
-            range: Mutex::default(),
             end: AtomicU64::new(u64::MAX),
             damage: AtomicU8::new(DamageLevel::None as u8),
             buffer: ArcSwapOption::empty(),
+            counts: Counts::default(),
         }
     }
 }
@@ -196,6 +203,8 @@ pub struct Segments {
     /// What new buffers are made of.
     pub page_choice: PageChoice,
     readers: Readers,
+    /// Which ranges of the log are being filled.
+    pub filling: Filling,
     /// Where reads are that no caller waits for yet.
     pool: OnceLock<Arc<Pool>>,
     index_bytes: AtomicI64,
@@ -256,6 +265,7 @@ impl Segments {
             recent: Recent::new(recent_bytes, segment_bytes),
             page_choice: PageChoice::default(),
             readers: Readers::default(),
+            filling: Filling::default(),
             pool: OnceLock::new(),
             index_bytes: AtomicI64::new(0),
             handed_out: HandedOut::new(pinned_bytes_max),
@@ -353,7 +363,7 @@ impl Segments {
     #[inline]
     pub fn add_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            entry.live.fetch_add(weight as i64, Ordering::Relaxed);
+            entry.counts.live.fetch_add(weight as i64, Ordering::Relaxed);
         }
     }
 
@@ -362,15 +372,15 @@ impl Segments {
     pub fn sub_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             // The thread that sees that nothing is left also sees everything that was done before.
-            entry.live.fetch_sub(weight as i64, Ordering::Release);
+            entry.counts.live.fetch_sub(weight as i64, Ordering::Release);
         }
     }
 
     /// Another object points to what one points to already, in 4096ths of a byte.
     pub fn add_again_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            entry.again.fetch_add(weight as i64, Ordering::Relaxed);
-            entry.live.fetch_add(weight as i64, Ordering::Relaxed);
+            entry.counts.again.fetch_add(weight as i64, Ordering::Relaxed);
+            entry.counts.live.fetch_add(weight as i64, Ordering::Relaxed);
         }
     }
 
@@ -380,32 +390,32 @@ impl Segments {
         let Some(entry) = self.entries.get(self.segment_of(offset)) else { return 0 };
         let mut taken = 0;
         // The closure always gives a value.
-        let _ = entry.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |again| {
+        let _ = entry.counts.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |again| {
             taken = again.clamp(0, weight as i64);
             Some(again - taken)
         });
-        entry.live.fetch_sub(weight as i64, Ordering::Release);
+        entry.counts.live.fetch_sub(weight as i64, Ordering::Release);
         taken as u64
     }
 
     /// What counts more than once moves with what it counts for, in 4096ths of a byte.
     pub fn move_again_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            entry.again.fetch_add(weight as i64, Ordering::Relaxed);
+            entry.counts.again.fetch_add(weight as i64, Ordering::Relaxed);
         }
     }
 
     /// So much at least counts more than once in a segment, in 4096ths of a byte.
     pub fn counts_again(&self, segment: u64, weight: u64) {
         if let Some(entry) = self.entries.get(segment) {
-            entry.again.fetch_max(weight as i64, Ordering::Relaxed);
+            entry.counts.again.fetch_max(weight as i64, Ordering::Relaxed);
         }
     }
 
     /// The checkpoint holds so many bytes more, or fewer, at this device offset.
     pub fn add_index(&self, offset: u64, bytes: i64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            entry.index.fetch_add(bytes, Ordering::AcqRel);
+            entry.counts.index.fetch_add(bytes, Ordering::AcqRel);
             self.index_bytes.fetch_add(bytes, Ordering::AcqRel);
         }
     }
@@ -413,20 +423,20 @@ impl Segments {
     /// A cold segment has got `bytes` of operations more.
     pub fn add_filled(&self, segment: u64, bytes: u64) {
         if let Some(entry) = self.entries.get(segment) {
-            entry.filled.fetch_add(bytes, Ordering::AcqRel);
+            entry.counts.filled.fetch_add(bytes, Ordering::AcqRel);
         }
     }
 
     /// A cold segment that is sealed holds something of these transactions, first and last.
     pub fn set_range(&self, segment: u64, generation: u32, first: u64, last: u64) {
         if let Some(entry) = self.entries.get(segment) {
-            *entry.range.lock() = (generation, first, last);
+            *entry.counts.range.lock() = (generation, first, last);
         }
     }
 
     /// First and last transaction of which a cold segment holds something, as far as that is known.
     pub fn range(&self, usage: &Usage) -> (u64, u64) {
-        let known = self.entries.get(usage.segment).map(|entry| *entry.range.lock());
+        let known = self.entries.get(usage.segment).map(|entry| *entry.counts.range.lock());
         known.filter(|known| known.0 == usage.generation).map_or((0, u64::MAX), |(_, first, last)| (first, last))
     }
 
@@ -447,16 +457,16 @@ impl Segments {
         let entry = self.entries.get(segment)?;
         let generation = entry.generation.load(Ordering::Acquire);
         let bytes = |weight: i64| (weight.max(0) as u64).div_ceil(WEIGHT_WHOLE);
-        let live = entry.live.load(Ordering::Acquire);
+        let live = entry.counts.live.load(Ordering::Acquire);
         (generation != 0).then(|| Usage {
             segment,
             generation,
             cold: entry.cold.load(Ordering::Acquire),
             age: entry.age.load(Ordering::Acquire),
             live: bytes(live),
-            once: bytes(live - entry.again.load(Ordering::Acquire)),
-            index: entry.index.load(Ordering::Acquire).max(0) as u64,
-            filled: entry.filled.load(Ordering::Acquire),
+            once: bytes(live - entry.counts.again.load(Ordering::Acquire)),
+            index: entry.counts.index.load(Ordering::Acquire).max(0) as u64,
+            filled: entry.counts.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
             damage: DamageLevel::from_u8(entry.damage.load(Ordering::Acquire)),
         })
@@ -470,7 +480,9 @@ impl Segments {
 
     /// Segments that opening has not placed and that something points to all the same.
     pub fn pointed_to_unplaced(&self) -> Vec<u64> {
-        let points = |entry: &Entry| entry.live.load(Ordering::Acquire) > 0 || entry.index.load(Ordering::Acquire) > 0;
+        let points = |entry: &Entry| {
+            entry.counts.live.load(Ordering::Acquire) > 0 || entry.counts.index.load(Ordering::Acquire) > 0
+        };
         let lost = |segment: &u64| self.generation(*segment) == 0 && self.entries.get(*segment).is_some_and(points);
         (self.first..self.entries.len()).filter(lost).collect()
     }
@@ -485,10 +497,10 @@ impl Segments {
     pub fn release(&self, segment: u64, warm: bool) {
         let entry = self.entry(segment);
         entry.generation.store(0, Ordering::Release);
-        entry.live.store(0, Ordering::Release);
-        entry.again.store(0, Ordering::Release);
-        self.index_bytes.fetch_sub(entry.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
-        entry.filled.store(0, Ordering::Release);
+        entry.counts.live.store(0, Ordering::Release);
+        entry.counts.again.store(0, Ordering::Release);
+        self.index_bytes.fetch_sub(entry.counts.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
+        entry.counts.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
         entry.damage.store(DamageLevel::None as u8, Ordering::Release);
         self.forget_buffer(segment);
@@ -722,13 +734,35 @@ impl Segments {
         self.entries.get(segment)?.buffer.load_full()
     }
 
-    /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory.
-    pub fn with_buffer<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
+    /// As [`Segments::with_unwaited`], of a place that the index has: when `f` runs what stands there is whole.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] if it will never be, since its writer panicked.
+    #[inline]
+    pub fn with_whole<R>(
+        &self,
+        offset: u64,
+        f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> Result<R>,
+    ) -> Option<Result<R>> {
+        self.with_unwaited(offset, |buffer, start| match self.filling.wait_at(self.lsn_of(offset)) {
+            true => f(buffer, start),
+            false => Err(never_whole()),
+        })
+    }
+
+    /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory. Only what the log has written is
+    /// sure to be whole.
+    pub fn with_unwaited<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
         let entry = self.entries.get(self.segment_of(offset))?;
         let guard = entry.buffer.load();
         let within = self.within(offset) as usize;
         guard.as_ref().filter(|buffer| within >= buffer.from).map(|buffer| f(buffer, within))
     }
+}
+
+#[cold]
+fn never_whole() -> Error {
+    Error::Stopped { cause: "the thread that wrote it panicked before it was whole".into() }
 }
 
 #[cfg(test)]

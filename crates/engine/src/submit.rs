@@ -2,6 +2,7 @@
 //!
 //! compress and checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode →
 //! publish → unlock
+//! of one value: … → reserve → publish → unlock → encode; readers wait for that (`Segments::with_whole`)
 //!
 //! Invariants:
 //! 1. Nothing changes before the reservation is given; nothing can fail after it.
@@ -31,7 +32,9 @@ use self::missing::{missing_of, missing_pages};
 use self::plan::{Body, Planned, Ready, plan_change, takes_away, target_ids};
 use crate::commit::{Class, GIVING_LOOKS, Log, Refused, Reservation, record_header, waited_enough};
 use crate::engine::Engine;
-use crate::format::{Kind, checksum_payload, encode_operation, operation_bytes, place_of, record_bytes, short_flag};
+use crate::format::{
+    Kind, RecordHeader, checksum_payload, encode_operation, operation_bytes, place_of, record_bytes, short_flag,
+};
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
 use crate::pages::bring;
@@ -288,19 +291,23 @@ impl Engine {
                 log.reserve(len, (key_len + payload_len) as u64, op.kind.replay_ns(), Class::Write).ok()?;
             let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
             self.objects.enter(id, &mut state, reservation.epoch);
-            let mut loc = None;
-            self.fill(reservation, std::slice::from_ref(&op), applied_only, short, |place| loc = Some(place));
             let payload = op.body.bytes();
+            let at = header_of(&reservation, 1, applied_only, short).header_bytes() as u64;
+            let loc = place_of(&op.header(applied_only, true), payload, reservation.device_offset + at, op.bytes(true));
             let step = Step {
                 kind: op.kind,
                 argument: op.argument,
                 key: op.key.bytes(),
                 payload,
                 payload_len: op.body.raw_len(),
-                loc: loc?,
+                loc,
             };
             state.apply(&step, if applied_only { 0 } else { lsn_end }, &self.segments);
             self.objects.count(&mut state);
+            drop(state);
+            // Readers that have found the place wait for this.
+            let op = std::slice::from_ref(&op);
+            self.fill(reservation, op, applied_only, short, |place| debug_assert_eq!(place, loc));
             Some((seq, lsn_end))
         })?;
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
@@ -317,8 +324,9 @@ impl Engine {
         may_be_short: bool,
         mut placed: impl FnMut(Loc),
     ) {
-        let short = short_flag(may_be_short, plan.len(), reservation.len as u64);
-        let header = record_header(&reservation, plan.len(), applied_only, short);
+        #[cfg(test)]
+        tests::before_filling();
+        let header = header_of(&reservation, plan.len(), applied_only, may_be_short);
         let (generation, offset) = (reservation.generation, reservation.device_offset);
         let bytes = reservation.bytes();
         header.encode(bytes, self.seed, offset);
@@ -339,6 +347,7 @@ impl Engine {
             placed(place_of(&header, payload, place, len));
             at += len as usize;
         }
+        reservation.whole();
     }
 
     fn attempt<'t>(&self, log: &Log, txn: &'t Transaction, ready: &'t [Ready], fetched: &Fetched) -> Attempt {
@@ -495,6 +504,12 @@ impl Engine {
     }
 }
 
+/// The header of the record in this reservation, whose length says which it is if that `may_be_short`.
+fn header_of(reservation: &Reservation<'_>, operations: usize, applied_only: bool, may_be_short: bool) -> RecordHeader {
+    let short = short_flag(may_be_short, operations, reservation.len as u64);
+    record_header(reservation, operations, applied_only, short)
+}
+
 enum Attempt {
     Done(Completion<CommitSeq>),
     Retry,
@@ -529,4 +544,148 @@ fn txn_bytes(txn: &Transaction) -> u64 {
         _ => 0,
     };
     txn.ops.iter().map(|op| operation_bytes(64, payload(op))).sum()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use esker_device::{Device, MemoryDevice};
+    use esker_store::{Condition, Durability, Guard, ObjectStore};
+
+    use super::*;
+    use crate::{FormatOptions, Options};
+
+    thread_local! {
+        /// What the next writer of this thread does when it has a range, and before it fills it.
+        static BEFORE_FILLING: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn before_filling() {
+        if let Some(hook) = BEFORE_FILLING.take() {
+            hook();
+        }
+    }
+
+    /// A store in memory of small segments, with one object.
+    pub(crate) fn with_object() -> (Arc<dyn Device>, Engine) {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        Engine::format(&*device, &FormatOptions { segment_bytes: 1 << 20, uuid: [6; 16] }).unwrap();
+        let engine = Engine::open(Arc::clone(&device), Options::default()).unwrap();
+        engine.submit(Transaction::new().create_collection(&"c".into())).wait().unwrap();
+        engine.submit(set(0, "before").change(&object(), slot(1, "kept"))).wait().unwrap();
+        (device, engine)
+    }
+
+    pub(crate) fn object() -> ObjectId {
+        ObjectId::new("c".into(), "o")
+    }
+
+    fn slot(index: u64, value: &str) -> Change {
+        Change::SlotSet { index, value: Bytes::copy_from_slice(value.as_bytes()) }
+    }
+
+    fn set(index: u64, value: &str) -> Transaction {
+        Transaction::new().change(&object(), slot(index, value))
+    }
+
+    fn get(engine: &Engine, at: u64) -> Result<Option<Bytes>> {
+        engine.slot_get(&object(), at).wait()
+    }
+
+    /// A transaction that is applied, of one value, which is shown in its object before it is copied, or of two, which
+    /// are copied before.
+    pub(crate) fn applied(index: u64, value: &str, of_one: bool) -> Transaction {
+        let txn = Transaction { durability: Durability::Applied, ..set(index, value) };
+        if of_one { txn } else { txn.change(&object(), Change::SlotRemove { index: 1 << 40 }) }
+    }
+
+    /// Submits it, and stops between the moment when it has its range and that when it fills it. Then says so, and goes
+    /// on when it is told to, or panics.
+    pub(crate) fn submit_in_two_steps(engine: &Engine, txn: Transaction, stands: Sender<()>, goes_on: Receiver<bool>) {
+        BEFORE_FILLING.set(Some(Box::new(move || {
+            stands.send(()).unwrap();
+            assert!(goes_on.recv().unwrap(), "a test asked for it");
+        })));
+        let done = catch_unwind(AssertUnwindSafe(|| engine.submit(txn).wait()));
+        BEFORE_FILLING.set(None);
+        drop(done);
+    }
+
+    #[test]
+    fn a_record_whose_writer_panicked_is_never_read_and_never_written() {
+        for of_one in [true, false] {
+            let (device, engine) = with_object();
+            let ((stands, _stood), (go, goes_on)) = (channel(), channel());
+            go.send(false).unwrap();
+            submit_in_two_steps(&engine, applied(0, "after", of_one), stands, goes_on);
+            for _ in 0..2 {
+                match get(&engine, 0) {
+                    Err(Error::Stopped { cause }) if of_one => assert!(cause.contains("panicked"), "{cause}"),
+                    Ok(Some(found)) if !of_one => assert_eq!(found, "before"),
+                    other => panic!("{of_one}: {other:?}"),
+                }
+                assert_eq!(get(&engine, 1).unwrap().unwrap(), "kept");
+                // Whatever the commit thread does meanwhile, nothing of it is whole.
+                let refused = engine.submit(set(1, "more")).wait();
+                assert!(matches!(refused, Err(Error::Stopped { .. })), "{refused:?}");
+                engine.log.as_ref().unwrap().commit(true);
+            }
+            drop(engine);
+            let engine = Engine::open(device, Options::default()).unwrap();
+            assert_eq!(get(&engine, 0).unwrap().unwrap(), "before");
+            assert_eq!(get(&engine, 1).unwrap().unwrap(), "kept");
+        }
+    }
+
+    /// What waits already when the writer goes on, or panics: readers, a guard under the object's lock, the commit
+    /// thread, a checkpoint.
+    #[test]
+    fn all_that_need_a_value_wait_until_it_is_whole_or_will_never_be() {
+        for panics in [false, true] {
+            let (device, engine) = with_object();
+            let ((stands, stood), (go, goes_on)) = (channel(), channel());
+            let (ended, ends) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(|| submit_in_two_steps(&engine, applied(0, "after", true), stands, goes_on));
+                stood.recv().unwrap();
+                let engine = &engine;
+                let waits = |what: &'static str, call: fn(&Engine) -> Result<String>| {
+                    let ended = ended.clone();
+                    scope.spawn(move || ended.send((what, call(engine))).unwrap());
+                };
+                waits("get", |engine| get(engine, 0).map(|found| String::from_utf8(found.unwrap().to_vec()).unwrap()));
+                waits("guard", |engine| {
+                    let condition = Condition::SlotEquals { index: 0, value: "after".into() };
+                    let mut guarded = set(2, "guarded");
+                    guarded.guards.push(Guard { object: object(), condition });
+                    engine.submit(guarded).wait().map(|_| String::new())
+                });
+                waits("commit", |engine| {
+                    engine.log.as_ref().unwrap().commit(true);
+                    engine.mark.failure().map_or(Ok(String::new()), Err)
+                });
+                waits("checkpoint", |engine| engine.checkpoint().map(|()| String::new()));
+                let early = ends.recv_timeout(Duration::from_millis(200));
+                // Let go before anything is said of it: what waits would wait for ever.
+                go.send(!panics).unwrap();
+                assert!(early.is_err(), "{early:?} did not wait");
+                for _ in 0..4 {
+                    match ends.recv_timeout(Duration::from_secs(60)).unwrap() {
+                        ("get", Ok(found)) if !panics => assert_eq!(found, "after"),
+                        (_, Ok(_)) if !panics => {}
+                        (_, Err(Error::Stopped { .. })) if panics => {}
+                        other => panic!("{panics}: {other:?}"),
+                    }
+                }
+            });
+            drop(engine);
+            let engine = Engine::open(device, Options::default()).unwrap();
+            let expected = if panics { ("before", None) } else { ("after", Some("guarded".into())) };
+            assert_eq!((get(&engine, 0).unwrap().unwrap(), get(&engine, 2).unwrap()), (expected.0.into(), expected.1));
+        }
+    }
 }

@@ -42,7 +42,7 @@ impl Log {
     /// quickly.
     pub(super) fn prepare_segment(&self) -> Result<()> {
         {
-            let state = self.state.lock();
+            let state = self.state.0.lock();
             if state.next.len() >= if state.hurried { self.ready_max() } else { 1 } {
                 return Ok(());
             }
@@ -64,7 +64,7 @@ impl Log {
                 Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
             }
         };
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         // The store may have grown since the look at what is free.
         state.full = prepared.is_none() && self.segments.free_segments() == 0;
         state.starved = false;
@@ -75,7 +75,7 @@ impl Log {
 
     /// Whether so much is written that the next segment will be needed.
     fn is_written_to(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         let free = self.segments.segment_bytes - state.opened_at;
         state.entered.is_some() || state.tail - state.opened_at > free / TOUCH_PART
     }
@@ -97,12 +97,12 @@ impl Log {
         if !self.is_written_to() {
             return;
         }
-        let Some(segment) = untouched(&self.state.lock()) else { return };
+        let Some(segment) = untouched(&self.state.0.lock()) else { return };
         // Where memory is short the writers take what they reach.
         let Ok(mut buffer) = self.segments.new_buffer() else { return };
         self.touch(&mut buffer);
         let mut buffer = Arc::new(buffer);
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         if untouched(&state) == Some(segment)
             && let Some(next) = state.next.front_mut()
         {
@@ -122,7 +122,7 @@ impl Log {
     /// first, which may be filled ahead just now, is never given.
     pub fn take_ready(&self) -> Option<u64> {
         let ready = {
-            let mut state = self.state.lock();
+            let mut state = self.state.0.lock();
             if state.next.len() < 2 { None } else { state.next.pop_back() }
         };
         // Its memory is given back without the lock.
@@ -131,7 +131,7 @@ impl Log {
 
     /// Whether a writer waits for the next segment, or [`Log::stop`] for the end.
     fn is_awaited(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         state.starved || state.stopping
     }
 
@@ -145,7 +145,7 @@ impl Log {
             if let Err(error) = self.prepare_segment() {
                 return self.fail(error);
             }
-            let mut state = self.state.lock();
+            let mut state = self.state.0.lock();
             // Taken already, or more are needed? Then there is no time to wait.
             let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= self.ready_max());
             if !state.stopping && !enough && !state.full {
@@ -178,7 +178,7 @@ impl Log {
     /// Fills ahead until all is filled, or another segment is needed.
     fn fill_ahead(&self) -> Result<()> {
         loop {
-            let state = self.state.lock();
+            let state = self.state.0.lock();
             if state.hurried || state.next.is_empty() {
                 return Ok(());
             }
@@ -193,7 +193,7 @@ impl Log {
     /// preparing thread may call this.
     fn fill_piece(&self) -> Result<bool> {
         let piece = {
-            let mut state = self.state.lock();
+            let mut state = self.state.0.lock();
             let Some(piece) = self.next_piece(&mut state) else { return Ok(false) };
             self.fill.begin(piece.lsn);
             piece
@@ -201,7 +201,7 @@ impl Log {
         // A writer that waits for the piece must not do so for ever.
         let fill = || self.device.prefill(piece.device_offset, piece.len);
         let filled = catch_unwind(AssertUnwindSafe(fill));
-        self.fill.end(self.state.lock());
+        self.fill.end(self.state.0.lock());
         let filled = filled.unwrap_or_else(|panic| resume_unwind(panic));
         filled.map(|()| true).map_err(|error| stopped("filling a segment ahead", &error))
     }
@@ -238,24 +238,24 @@ mod tests {
         let log = log_of(true);
         log.segments.free_unplaced(|_| false);
         log.segments.take(1);
-        let is_touched = || log.state.lock().next[0].buffer.is_touched();
+        let is_touched = || log.state.0.lock().next[0].buffer.is_touched();
         log.prepare_segment().unwrap();
         log.touch_next();
         assert!(!is_touched(), "nothing is written");
         // Not all of what stands before was written since.
         let half = log.segments.segment_bytes / 2;
         for (opened_at, tail) in [(0, half / 8), (half, half), (half, half + half / 8)] {
-            let mut state = log.state.lock();
+            let mut state = log.state.0.lock();
             (state.opened_at, state.tail) = (opened_at, tail);
             drop(state);
             log.touch_next();
             assert!(!is_touched(), "from {opened_at} to {tail}");
         }
-        log.state.lock().tail = half + half / 4;
+        log.state.0.lock().tail = half + half / 4;
         log.touch_next();
-        assert!(is_touched() && log.state.lock().next.len() == 1);
+        assert!(is_touched() && log.state.0.lock().next.len() == 1);
         // One that is readied from now on has it at once.
-        log.state.lock().next.clear();
+        log.state.0.lock().next.clear();
         log.prepare_segment().unwrap();
         assert!(is_touched());
     }

@@ -4,7 +4,7 @@
 //!
 //! Invariant: a reservation that is refused has taken nothing, and what it had spent of the writers' credit comes back.
 
-use std::sync::Arc;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use esker_store::Error;
 use super::{APPEND_BYTES, Class, Gate, Log};
 use crate::buffer::SegmentBuffer;
 use crate::format::{RECORD_FLAG_APPLIED, RecordHeader};
-use crate::segments::Lsn;
+use crate::segments::{Filler, Lsn};
 
 /// Why a reservation was not given.
 pub enum Refused {
@@ -23,14 +23,13 @@ pub enum Refused {
     Error(Error),
 }
 
-/// A range of the open group that one writer fills. Dropping it says that the range is filled.
+/// A range of the open group that one writer fills, and says so with [`Reservation::whole`]. Dropped without that it
+/// stops the log.
 pub struct Reservation<'a> {
     log: &'a Log,
-    parity: usize,
-    /// The thread was panicking before.
-    panicking: bool,
-    /// The segment's buffer.
-    pub buffer: Arc<SegmentBuffer>,
+    /// The segment's buffer, without a count of references that all writers would share.
+    buffer: NonNull<SegmentBuffer>,
+    filler: Filler<'a>,
     /// Where the range starts in the buffer.
     pub start: usize,
     /// Length in bytes.
@@ -52,19 +51,28 @@ pub struct Reservation<'a> {
 impl Reservation<'_> {
     /// The range to fill.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: `Log::reserve` gives every range to one reservation; readers learn of it only after it was dropped.
-        unsafe { self.buffer.range_mut(self.start, self.len) }
+        // SAFETY: the log keeps the buffer until it has written this range, and writes it when `filler` lets it.
+        let buffer = unsafe { self.buffer.as_ref() };
+        // SAFETY: `Log::reserve` gives every range to one reservation. Who learns of it before that is dropped goes by
+        // `Segments::with_whole`, which waits until then; the commit thread waits by `Filling::wait_below`.
+        unsafe { buffer.range_mut(self.start, self.len) }
+    }
+
+    /// The range is filled: readers and the commit thread need not wait for it any more.
+    #[inline]
+    pub fn whole(self) {
+        self.filler.set_whole();
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() && !self.panicking {
+        if !self.filler.is_whole() {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("a thread without a name");
-            self.log.fail(Error::Stopped { cause: format!("{name} panicked before its record was whole").into() });
+            let how = if std::thread::panicking() { "panicked" } else { "ended" };
+            self.log.fail(Error::Stopped { cause: format!("{name} {how} before its record was whole").into() });
         }
-        self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -114,7 +122,8 @@ impl Log {
         replay_ns: u64,
         class: Class,
     ) -> std::result::Result<Reservation<'_>, Refused> {
-        let mut state = self.state.lock();
+        let Some(filler) = self.segments.filling.enter(|| self.has_stopped()) else { return Err(self.ended()) };
+        let mut state = self.state.0.lock();
         if state.stopping {
             return Err(self.ended());
         }
@@ -126,7 +135,7 @@ impl Log {
                 return Err(Refused::Error(Error::Full { needed: len, free: 0 }));
             }
         }
-        if self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max {
+        if self.unwritten.0.load(Ordering::Relaxed) > self.shape.pending_bytes_max {
             return Err(Refused::Busy);
         }
         let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
@@ -157,9 +166,8 @@ impl Log {
             self.wanted_segment.notify_one();
             self.wake_keeper();
         }
-        let parity = state.parity;
-        self.filling[parity].0.fetch_add(1, Ordering::Relaxed);
         let start = state.tail;
+        filler.begin(state.base_lsn + start, state.base_lsn + start + len);
         state.tail += len;
         state.seq += 1;
         state.group_open = true;
@@ -171,26 +179,31 @@ impl Log {
             Class::Keep => state.relocation_bytes += len,
             Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,
         }
-        self.given.fetch_add(if class == Class::GiveBack { len } else { 0 }, Ordering::Relaxed);
+        if class == Class::GiveBack {
+            self.given.fetch_add(len, Ordering::Relaxed);
+        }
         if state.oldest_unsynced.is_none() {
             state.oldest_unsynced = Some(Instant::now());
         }
-        let unwritten = self.unwritten.fetch_add(len, Ordering::Relaxed) + len;
+        let unwritten = self.unwritten.0.load(Ordering::Relaxed) + len;
+        self.unwritten.0.store(unwritten, Ordering::Relaxed);
+        let (segment, lsn) = (state.segment, state.base_lsn + start);
+        let buffer = NonNull::from(&*state.buffer);
+        let (generation, seq, group, epoch) = (state.generation, state.seq, state.group, state.epoch);
+        drop(state);
         let reservation = Reservation {
-            panicking: std::thread::panicking(),
             log: self,
-            parity,
-            buffer: Arc::clone(&state.buffer),
+            buffer,
+            filler,
             start: start as usize,
             len: len as usize,
-            device_offset: state.segment * self.segments.segment_bytes + start,
-            lsn: state.base_lsn + start,
-            generation: state.generation,
-            seq: state.seq,
-            group: state.group,
-            epoch: state.epoch,
+            device_offset: segment * self.segments.segment_bytes + start,
+            lsn,
+            generation,
+            seq,
+            group,
+            epoch,
         };
-        drop(state);
         let append_bytes = self.append_bytes();
         if unwritten >= append_bytes && unwritten - len < append_bytes {
             self.nudge();
@@ -201,7 +214,7 @@ impl Log {
     /// Goes on in the next segment, if most of the open one is used and another is ready; whether it does. For the
     /// cleaner: what takes away may not enter one, and the open one is not made free while it is open.
     pub fn leave_segment(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
         if state.stopping || state.tail < usable / 4 * 3 {
             return false;
@@ -232,6 +245,7 @@ pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_onl
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use esker_device::MemoryDevice;
@@ -254,6 +268,7 @@ pub(super) mod tests {
         let device = Arc::new(MemoryDevice::new(8 * SEGMENT_BYTES));
         let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..8, 0, 0));
         let buffer = Arc::new(segments.new_buffer().unwrap());
+        segments.publish_buffer(1, Arc::clone(&buffer));
         let shape = LogShape {
             uuid: [7; 16],
             seed: 7,
@@ -286,7 +301,7 @@ pub(super) mod tests {
         log.pace(Some(1 << 20), 0);
         let come = |waited| {
             log.note_waited(waited);
-            log.reserve(4 << 10, 0, 0, Class::Write).is_ok()
+            log.reserve(4 << 10, 0, 0, Class::Write).map(Reservation::whole).is_ok()
         };
         assert!(come(false));
         log.expect(2);
@@ -316,9 +331,7 @@ pub(super) mod tests {
     fn credit_of_a_reservation_that_is_not_given_comes_back() {
         let log = log();
         log.pace(Some(100 << 10), 0);
-        let given = log.reserve(40 << 10, 0, 0, Class::Write);
-        assert!(given.is_ok());
-        drop(given);
+        assert!(log.reserve(40 << 10, 0, 0, Class::Write).map(Reservation::whole).is_ok());
         // What is left of the segment is too small, and no other is ready.
         for _ in 0..10 {
             assert!(matches!(log.reserve(40 << 10, 0, 0, Class::Write), Err(Refused::Busy)));

@@ -73,7 +73,7 @@ impl Log {
         let come = |expected: u64| expected.checked_sub(1);
         if waited && self.expected.fetch_update(Ordering::Relaxed, Ordering::Relaxed, come) == Ok(1) {
             // It was the last one to be waited for.
-            let _state = self.state.lock();
+            let _state = self.state.0.lock();
             self.room.notify_all();
         }
     }
@@ -94,7 +94,7 @@ impl Log {
         let pace = |credit| Some(bytes.map_or(i64::MAX, |bytes| bytes.max(keeps.min(credit))));
         // The closure always gives a value.
         let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pace);
-        let _state = self.state.lock();
+        let _state = self.state.0.lock();
         self.room.notify_all();
     }
 
@@ -102,7 +102,7 @@ impl Log {
     pub fn give(&self, bytes: i64) {
         let add = |credit| (credit != i64::MAX).then(|| credit + bytes);
         if self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok() {
-            let _state = self.state.lock();
+            let _state = self.state.0.lock();
             self.room.notify_all();
         }
     }
@@ -120,7 +120,7 @@ impl Log {
         self.counted.iter().zip(reserve).for_each(|(counted, reserve)| counted.store(reserve, Ordering::Relaxed));
         self.giving_back_leaves.store(giving_back_leaves(reserve), Ordering::Relaxed);
         self.gate.store(gate as u8, Ordering::Relaxed);
-        let _state = self.state.lock();
+        let _state = self.state.0.lock();
         self.room.notify_all();
     }
 
@@ -143,7 +143,7 @@ impl Log {
 
     /// There are free segments again where there were none: writers that were refused or wait may go on.
     pub fn has_grown(&self) {
-        self.state.lock().full = false;
+        self.state.0.lock().full = false;
         self.wanted_segment.notify_all();
         self.room.notify_all();
     }
@@ -181,13 +181,13 @@ impl Log {
 
     /// Segments that are free or readied for the log.
     pub fn segments_left(&self) -> u64 {
-        let ready = self.state.lock().next.len() as u64;
+        let ready = self.state.0.lock().next.len() as u64;
         self.segments.free_segments() + ready
     }
 
     /// Bytes of these, and of what is left of the open segment.
     pub fn bytes_left(&self) -> u64 {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         let segments = self.segments.free_segments() + state.next.len() as u64;
         (segments + 1) * self.segments.segment_bytes - state.tail
     }
@@ -196,7 +196,7 @@ impl Log {
     pub fn look_again(&self, full_since: Instant) {
         let asked = self.ask_for_look();
         while self.shape.threaded && !self.is_looked(asked) && !waited_enough(full_since) {
-            let mut state = self.state.lock();
+            let mut state = self.state.0.lock();
             if state.stopping {
                 return;
             }
@@ -225,7 +225,7 @@ impl Log {
     /// The cleaner has looked, for all callers that had asked before it began.
     pub fn has_looked(&self, asked: u64) {
         if self.looked.fetch_max(asked, Ordering::AcqRel) < asked {
-            let _state = self.state.lock();
+            let _state = self.state.0.lock();
             self.room.notify_all();
         }
     }
@@ -266,13 +266,13 @@ impl Log {
 
     /// Whether a write that comes now, or has `waited`, need not wait.
     pub fn has_room(&self, waited: bool) -> bool {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         state.stopping || !self.is_shut() && !self.is_behind(waited) && (!state.next.is_empty() || state.full)
     }
 
     /// Whether a write of up to a quarter of a segment that comes now, or has `waited`, is refused as busy.
     pub fn is_busy(&self, waited: bool) -> bool {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         let ends = state.tail > self.segments.segment_bytes / 4 * 3 && state.next.is_empty() && !state.full;
         !state.stopping && (ends || self.is_shut() || self.is_behind(waited))
     }
@@ -280,7 +280,7 @@ impl Log {
     /// Whether writes that do not fit into the open segment are refused for good, as of the last look.
     pub fn is_full(&self) -> bool {
         self.gate() == Gate::Full || {
-            let state = self.state.lock();
+            let state = self.state.0.lock();
             state.full && state.next.is_empty()
         }
     }
@@ -302,7 +302,7 @@ impl Log {
     }
 
     fn is_over_pending(&self) -> bool {
-        self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max
+        self.unwritten.0.load(Ordering::Relaxed) > self.shape.pending_bytes_max
     }
 
     /// Whether writes wait for what is pending, for the cleaner, or for credit.
@@ -327,7 +327,7 @@ impl Log {
     /// Waits for a moment, and until something may have changed for those who wait for room; `presses` if some wait for
     /// room in the log.
     pub fn wait_a_moment(&self, longest: Duration, presses: bool) {
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         if state.stopping {
             return;
         }
@@ -348,7 +348,7 @@ impl Log {
     }
 
     fn wait_until_there_is_room(&self) -> Result<()> {
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         let queues = self.is_paced();
         // A writer that finds others in the queue lets them go first.
         let mut behind = queues && self.queued.fetch_add(1, Ordering::Relaxed) > 0;

@@ -92,7 +92,6 @@ pub(super) struct State {
     pub group: u64,
     pub group_open: bool,
     pub epoch: u32,
-    pub parity: usize,
     pub next: VecDeque<Ready>,
     /// What stands before, as an offset in the open segment, need not be filled ahead any more.
     pub filled: u64,
@@ -126,7 +125,6 @@ impl State {
             group: end.group,
             group_open: false,
             epoch: 1,
-            parity: 0,
             next: VecDeque::new(),
             filled: 0,
             entered: None,

@@ -16,7 +16,7 @@ impl Log {
     /// Stops taking records. The commit thread ends, and makes durable what is pending only if a client waits for it:
     /// [`Log::commit_rest`] does for the others.
     pub fn stop(&self) {
-        self.state.lock().stopping = true;
+        self.state.0.lock().stopping = true;
         self.nudge();
         self.room.notify_all();
         self.wanted_segment.notify_all();
@@ -56,7 +56,7 @@ impl Log {
 
     /// The log takes no records any more, and no writer is to wait for it.
     pub fn has_stopped(&self) -> bool {
-        self.state.lock().stopping
+        self.state.0.lock().stopping
     }
 
     /// Makes durable what is not yet, if there is anything.
@@ -68,7 +68,7 @@ impl Log {
 
     /// Whether there is anything that is not durable.
     pub(super) fn has_rest(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.state.0.lock();
         state.group_open || state.tail > state.start || !state.sealed.is_empty() || state.oldest_unsynced.is_some()
     }
 
@@ -100,7 +100,7 @@ impl Log {
 
     fn next_step(&self, first_waiter: &mut Option<Instant>) -> Step {
         let (pending, oldest, stopping) = {
-            let state = self.state.lock();
+            let state = self.state.0.lock();
             let pending = state.tail > state.start || !state.sealed.is_empty();
             (pending, state.oldest_unsynced, state.stopping)
         };
@@ -149,7 +149,7 @@ impl Log {
             // Nothing unsynced: the next record without a waiter starts a flush time that must not be overslept.
             sleep = sleep.min(limit.max(IDLE_MIN));
         }
-        if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
+        if pending && self.unwritten.0.load(Ordering::Relaxed) >= self.append_bytes() {
             return Step::Commit { sync: false };
         }
         Step::Sleep(sleep)

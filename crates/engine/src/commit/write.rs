@@ -34,7 +34,7 @@ impl Log {
         let committing = self.committing.lock();
         let mut ended = None;
         let last = {
-            let mut state = self.state.lock();
+            let mut state = self.state.0.lock();
             if state.stopping {
                 // No group follows this one: nothing is written behind it that its sync would have to come before.
                 self.end_group(&mut state);
@@ -163,7 +163,7 @@ impl Log {
     pub(super) fn fail(&self, error: Error) {
         tracing::error!(%error, "the log stopped");
         self.mark().fail(error);
-        self.state.lock().stopping = true;
+        self.state.0.lock().stopping = true;
         self.room.notify_all();
         self.wanted_segment.notify_all();
     }
@@ -182,17 +182,15 @@ impl Log {
             return Err(failure);
         }
         let began = Instant::now();
-        let (pieces, end, parity) = self.cut(sync, at_cut);
+        let (pieces, end) = self.cut(sync, at_cut);
         let arrivals = self.mark().arrivals();
         self.arrived.store(arrivals, Ordering::Relaxed);
-        // Writers of this group are between reserving and finishing their copy: a matter of microseconds.
-        let mut spins = 0u32;
-        while self.filling[parity].0.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        // Writers of this group are between reserving and finishing their copy.
+        if !self.segments.filling.wait_below(end) {
+            // One of them has panicked: its record must not come to the device.
+            return Err(self.mark().failure().unwrap_or(Error::Closed));
         }
         if let Some(failure) = self.mark().failure() {
-            // One of them has panicked: its record must not come to the device.
             return Err(failure);
         }
         for piece in &pieces {
@@ -244,9 +242,9 @@ impl Log {
     }
 
     /// Ends the open group (with `sync`) or only pads it to a block, and takes what has to be written.
-    fn cut(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> (Vec<Piece>, Lsn, usize) {
+    fn cut(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> (Vec<Piece>, Lsn) {
         let block = self.shape.block_bytes;
-        let mut state = self.state.lock();
+        let mut state = self.state.0.lock();
         if sync {
             self.end_group(&mut state);
         }
@@ -262,19 +260,17 @@ impl Log {
         if sync && let Some(oldest) = state.oldest_unsynced.take() {
             self.counters.queue.add(oldest.elapsed());
         }
-        let parity = state.parity;
-        state.parity ^= 1;
-        self.unwritten.store(0, Ordering::Relaxed);
+        self.unwritten.0.store(0, Ordering::Relaxed);
         self.room.notify_all();
         if sync {
             self.mark().cut(state.base_lsn + end);
         }
         at_cut(&mut state);
-        (pieces, state.base_lsn + end, parity)
+        (pieces, state.base_lsn + end)
     }
 
     fn write_piece(&self, piece: &Piece) -> Result<()> {
-        self.fill.wait_for(piece.end(), &self.state);
+        self.fill.wait_for(piece.end(), &self.state.0);
         // SAFETY: the group was cut and all its writers have finished.
         let bytes = unsafe { piece.buffer.range(piece.buffer_start as usize, piece.len as usize) };
         let mut offset = piece.device_offset;

@@ -207,8 +207,9 @@ mod tests {
 
     /// A value that keeps the segment's buffer, if one may.
     fn value_of(segments: &Segments, segment: u64) -> bytes::Bytes {
-        let value = segments
-            .with_buffer(segment * LEN, |buffer, at| segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN));
+        let value = segments.with_unwaited(segment * LEN, |buffer, at| {
+            segments.handed_out.value_of(buffer, at, SHARED_VALUE_BYTES_MIN)
+        });
         value.unwrap()
     }
 
@@ -223,8 +224,8 @@ mod tests {
         assert_eq!(segments.buffers(), 3);
         segments.evict_buffers(6 * LEN);
         assert_eq!(segments.buffers(), 2);
-        assert!(segments.with_buffer(6 << 16, |_, _| ()).is_none());
-        assert!(segments.with_buffer(7 << 16, |_, _| ()).is_some());
+        assert!(segments.with_unwaited(6 << 16, |_, _| ()).is_none());
+        assert!(segments.with_unwaited(7 << 16, |_, _| ()).is_some());
     }
 
     #[test]
