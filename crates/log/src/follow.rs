@@ -69,7 +69,7 @@ impl Delivery {
     }
 }
 
-/// Where what [`Follower::poll_recent`] hands out ends.
+/// Where what `poll_recent` of a follower hands out ends.
 #[derive(Debug)]
 pub enum Next {
     /// At an entry that is not durable yet: call again when it is.
@@ -130,13 +130,34 @@ pub struct Follower {
     /// Whether what stands below `next` was handed out from what was written here a moment ago.
     keeps_up: bool,
     ended: bool,
+    _attending: Attending,
+}
+
+/// A follower, as long as this lives: recent entries are kept for it, and the head is watched.
+pub(crate) struct Attending {
+    log: Log,
     _following: Following,
 }
 
-impl Drop for Follower {
+impl Attending {
+    pub(crate) fn to(log: &Log) -> Self {
+        log.inner.shared.followers.fetch_add(1, Ordering::Relaxed);
+        Self { log: log.clone(), _following: log.inner.shared.waking.follow() }
+    }
+}
+
+impl Drop for Attending {
     fn drop(&mut self) {
         self.log.inner.shared.followers.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// What a follower that asks neither the store nor the sequencer finds at its position.
+pub(crate) enum Step {
+    /// An entry that is durable.
+    Entry(Entry),
+    /// Nothing to hand out.
+    Else(Next),
 }
 
 impl Log {
@@ -151,10 +172,37 @@ impl Log {
             Start::Tail => self.tail()?.position,
             Start::First => self.refresh()?.trimmed,
         };
-        self.inner.shared.followers.fetch_add(1, Ordering::Relaxed);
-        let _following = self.inner.shared.waking.follow();
         let (ahead, hole, keeps_up, ended) = (VecDeque::new(), None, false, false);
-        Ok(Follower { log: self.clone(), how, next, ahead, hole, keeps_up, ended, _following })
+        let _attending = Attending::to(self);
+        Ok(Follower { log: self.clone(), how, next, ahead, hole, keeps_up, ended, _attending })
+    }
+
+    /// What stands at `position`, if it was written in this process a moment ago. `keeps_up`: all below was met that
+    /// way, and no hole is waited for.
+    ///
+    /// # Errors
+    /// The store's, if it stopped before the entry was durable.
+    pub(crate) fn step_recent(&self, position: u64, keeps_up: bool) -> Result<Step> {
+        let view = self.peek();
+        if position < view.trimmed {
+            return Ok(Step::Else(Next::Look));
+        }
+        let Some(Recent { found, barrier }) = self.recent(position) else {
+            // As far as this handle knows no other one hands out positions: then nothing stands at the tail.
+            return Ok(Step::Else(match self.leader(&view) {
+                None => Next::Look,
+                Some(leader) if leader.tail().position <= position => Next::Tail,
+                // What is kept leaves from below: if something below is there, this was not written yet.
+                Some(_) if keeps_up && self.keeps_below(position) => Next::Hole,
+                Some(_) => Next::Look,
+            }));
+        };
+        let Found::Entry(entry) = found else { return Ok(Step::Else(Next::Look)) };
+        match barrier.map(|barrier| (barrier.state(), barrier)) {
+            None | Some((Some(Ok(())), _)) => Ok(Step::Entry(entry)),
+            Some((None, barrier)) => Ok(Step::Else(Next::Await(barrier))),
+            Some((Some(Err(error)), _)) => Err(error.into()),
+        }
     }
 
     /// How long nothing will come that is not told of. `hole`: a position that is waited for, and since when.
@@ -255,35 +303,21 @@ impl Follower {
                 handed.push(delivery);
                 continue;
             }
-            let view = self.log.peek();
-            if self.ended || self.next < view.trimmed {
+            if self.ended {
                 break;
             }
-            let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
-                // As far as this handle knows no other one hands out positions: then nothing stands at the tail.
-                let Some(leader) = self.log.leader(&view) else { return Ok((handed, Next::Look)) };
-                let next = match leader.tail().position <= self.next {
-                    true => Next::Tail,
-                    // What is kept leaves from below: if something below is there, this was not written yet.
-                    false if self.keeps_up && self.hole.is_none() && self.log.keeps_below(self.next) => Next::Hole,
-                    false => Next::Look,
-                };
-                return Ok((handed, next));
-            };
-            let Found::Entry(entry) = found else { break };
-            if let Some(barrier) = barrier {
-                match barrier.state() {
-                    None => return Ok((handed, Next::Await(barrier))),
-                    Some(Ok(())) => {}
-                    // What came before it is delivered first; it is met again.
-                    Some(Err(_)) if !handed.is_empty() => break,
-                    Some(Err(error)) => return Err(error.into()),
+            match self.log.step_recent(self.next, self.keeps_up && self.hole.is_none()) {
+                Ok(Step::Entry(entry)) => {
+                    (self.hole, self.keeps_up) = (None, true);
+                    bytes += entry.data.len();
+                    self.next += 1;
+                    handed.push(Delivery::Entry(entry));
                 }
+                Ok(Step::Else(next)) => return Ok((handed, next)),
+                // What came before it is delivered first; it is met again.
+                Err(_) if !handed.is_empty() => break,
+                Err(error) => return Err(error),
             }
-            (self.hole, self.keeps_up) = (None, true);
-            bytes += entry.data.len();
-            self.next += 1;
-            handed.push(Delivery::Entry(entry));
         }
         Ok((handed, Next::Look))
     }

@@ -1,7 +1,7 @@
 //! Streams: the entries of one name, in order, without reading the others.
 //!
-//! first hole (a walk over the index, no entries) → all before it is decided → keys of the stream in each object →
-//! positions, sorted → entries
+//! written here, and durable → entry, or one of other streams · else: first hole (a walk over the index, no entries) →
+//! all before it is decided → keys of the stream in each object → positions, sorted → entries
 //!
 //! That an entry belongs to a stream stands in a key beside it, written in the same transaction. So a stream needs no
 //! sequencer that knows it, an entry belongs to all of its streams or is not there, and losing the sequencer loses
@@ -20,14 +20,15 @@ use esker_store::{OmapScan, prefix};
 use event_listener::Listener;
 
 use crate::cells::Found;
-use crate::follow::{Delivery, Follow, GapKind};
+use crate::follow::{Attending, Delivery, Follow, GapKind, Next, Step};
 use crate::format;
 use crate::log::Log;
-use crate::waking::Following;
 use crate::{Error, Result};
 
 /// Positions that one round looks through.
 const ROUND: u64 = 1 << 20;
+/// Recent entries of other streams that one call of [`StreamFollower::poll_recent`] passes: some hundred microseconds.
+const PASSED_MAX: usize = 4_096;
 
 impl Log {
     /// The positions of a stream inside `range`, in order, as far as they are written; also those of entries that were
@@ -60,8 +61,9 @@ impl Log {
 
     /// Follows one stream from position `from` of the log.
     pub fn follow_stream(&self, stream: impl Into<Bytes>, from: u64, how: Follow) -> StreamFollower {
-        let (stream, known, _following) = (stream.into(), VecDeque::new(), self.inner.shared.waking.follow());
-        StreamFollower { log: self.clone(), stream, how, next: from, known, hole: None, _following }
+        let (stream, known, _attending) = (stream.into(), VecDeque::new(), Attending::to(self));
+        let (hole, keeps_up) = (None, false);
+        StreamFollower { log: self.clone(), stream, how, next: from, known, hole, keeps_up, _attending }
     }
 }
 
@@ -75,7 +77,9 @@ pub struct StreamFollower {
     /// Positions of the stream, to be read.
     known: VecDeque<u64>,
     hole: Option<(u64, u64)>,
-    _following: Following,
+    /// Whether what stands below `next` was met in what was written here a moment ago.
+    keeps_up: bool,
+    _attending: Attending,
 }
 
 impl StreamFollower {
@@ -86,13 +90,65 @@ impl StreamFollower {
 
     /// The stream's next entry, if it is there; a gap for what was lost, or trimmed before it was delivered: of the
     /// log, where all below a position is trimmed, whichever streams its entries had. `None`: nothing up to the tail.
+    /// Waits for the sync of an entry that was written a moment ago.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's. After one the follower goes on where it was.
     pub fn poll(&mut self) -> Result<Option<Delivery>> {
+        self.poll_next(true)
+    }
+
+    /// As [`StreamFollower::poll`], but `None` as well where what comes next is just being written here, or not durable
+    /// yet: for a caller that has deliveries to hand on, which are not to wait for a later sync.
+    ///
+    /// # Errors
+    /// As [`StreamFollower::poll`].
+    pub fn poll_durable(&mut self) -> Result<Option<Delivery>> {
+        self.poll_next(false)
+    }
+
+    /// What of the stream was written in this process a moment ago and is durable, as
+    /// [`Follower::poll_recent`](crate::Follower::poll_recent) has it of the whole log. It may have passed entries of
+    /// other streams and have nothing to hand out: [`StreamFollower::position`] tells.
+    ///
+    /// # Errors
+    /// The store's, if it stopped before the log's next entry was durable.
+    pub fn poll_recent(&mut self, limit: usize, bytes_max: usize) -> Result<(Vec<Delivery>, Next)> {
+        let (mut handed, mut bytes, mut passed) = (Vec::new(), 0, 0);
+        // It may wait for the store: that is for a caller that may.
+        let looks = self.log.is_to_look_out() || !self.known.is_empty();
+        while !looks && handed.len() < limit && bytes < bytes_max && passed < PASSED_MAX {
+            match self.log.step_recent(self.next, self.keeps_up && self.hole.is_none()) {
+                Ok(Step::Entry(entry)) => {
+                    (self.hole, self.keeps_up) = (None, true);
+                    self.next += 1;
+                    if entry.streams.contains(&self.stream) {
+                        bytes += entry.data.len();
+                        handed.push(Delivery::Entry(entry));
+                    } else {
+                        passed += 1;
+                    }
+                }
+                Ok(Step::Else(next)) => return Ok((handed, next)),
+                // What came before it is delivered first; it is met again.
+                Err(_) if !handed.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((handed, Next::Look))
+    }
+
+    fn poll_next(&mut self, waits: bool) -> Result<Option<Delivery>> {
+        self.log.look_out()?;
         loop {
             while let Some(position) = self.known.front().copied() {
-                let found = self.log.read(position)?.wait()?;
+                let (found, barrier) = self.log.read(position)?.into_parts();
+                match barrier {
+                    Some(barrier) if waits => barrier.wait()?,
+                    Some(barrier) if barrier.state().transpose()?.is_none() => return Ok(None),
+                    Some(_) | None => {}
+                }
+                let found = found?;
                 self.known.pop_front();
                 match found {
                     Found::Entry(entry) => return Ok(Some(Delivery::Entry(entry))),
@@ -111,6 +167,19 @@ impl StreamFollower {
                     // Nothing of the stream stands there any more.
                     Found::Filled | Found::Hole | Found::BeyondTail => {}
                 }
+            }
+            let before = self.next;
+            let (mut handed, next) = self.poll_recent(1, 1)?;
+            match (handed.pop(), next) {
+                (Some(delivery), _) => return Ok(Some(delivery)),
+                (None, Next::Await(_) | Next::Hole) if !waits => return Ok(None),
+                // One sync, and no later one: what was written since waits for its own.
+                (None, Next::Await(barrier)) => {
+                    barrier.wait()?;
+                    continue;
+                }
+                (None, Next::Look) if self.next > before => continue,
+                (None, Next::Tail | Next::Hole | Next::Look) => {}
             }
             // First: what is written after the look is told.
             self.log.watch_head();
@@ -138,7 +207,7 @@ impl StreamFollower {
             if self.log.refresh()?.trimmed > self.next {
                 continue;
             }
-            (self.known, self.next) = (known.into(), decided);
+            (self.known, self.next, self.keeps_up) = (known.into(), decided, false);
         }
     }
 

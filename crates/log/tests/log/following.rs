@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_log::{Delivery, Error, Follow, GapKind, Record, Start};
+use esker_log::{Delivery, Error, Follow, GapKind, Next, Record, Start};
 
 use crate::support::{Time, append, everywhere, log, options, session, sound};
 
@@ -182,6 +182,48 @@ fn a_stream_is_read_in_order_without_the_rest() {
         log.trim_to(13).unwrap();
         assert_eq!(log.stream_positions(b"three", 0..20).unwrap(), [15, 18]);
         sound(&log);
+    });
+}
+
+#[test]
+fn a_stream_passes_recent_entries_of_others_without_a_look() {
+    everywhere(|store, layout| {
+        let (_logs, log) = log(&store, layout);
+        append(&log, "before it follows");
+        let mut stream = log.follow_stream("s", 1, Follow::default());
+        for number in 0..8u8 {
+            let other = ["s", "t"][number as usize % 2];
+            log.append(Record::from(vec![number]).stream(other)).unwrap().wait().unwrap();
+        }
+        // The next is trimmed, and no entry of recent times any more.
+        log.trim(5).unwrap();
+        let positions = |handed: &[Delivery]| -> Vec<u64> {
+            let entries = handed.iter().map(|delivery| match delivery {
+                Delivery::Entry(entry) => entry.position,
+                other => panic!("{other:?}"),
+            });
+            entries.collect()
+        };
+        let (handed, next) = stream.poll_recent(1, 1 << 20).unwrap();
+        assert_eq!((positions(&handed), stream.position()), (vec![1], 2), "{next:?}");
+        let (handed, _) = stream.poll_recent(100, 1 << 20).unwrap();
+        assert_eq!((positions(&handed), stream.position()), (vec![3], 5));
+        // It is told as before, and what the store was asked for comes first.
+        let gap = Delivery::Gap { positions: 5..6, kind: GapKind::Trimmed };
+        assert_eq!(stream.poll().unwrap(), Some(gap));
+        assert_eq!(positions(&stream.poll().unwrap().into_iter().collect::<Vec<_>>()), [7]);
+        assert_eq!((stream.poll().unwrap(), stream.position()), (None, 9));
+        let (handed, next) = stream.poll_recent(100, 1 << 20).unwrap();
+        assert!(handed.is_empty() && matches!(next, Next::Tail), "{next:?}");
+        // Thousands of others are passed piece by piece, and nothing behind them is missed.
+        for _ in 0..4_200 {
+            drop(log.append(Record::from("t").stream("t")).unwrap());
+        }
+        log.append(Record::from("last").stream("s")).unwrap().wait().unwrap();
+        let (handed, next) = stream.poll_recent(100, 1 << 20).unwrap();
+        assert!(handed.is_empty() && stream.position() > 9 && matches!(next, Next::Look), "{next:?}");
+        assert!(stream.position() < 4_209, "{}", stream.position());
+        assert_eq!(positions(&stream.poll().unwrap().into_iter().collect::<Vec<_>>()), [4_209]);
     });
 }
 

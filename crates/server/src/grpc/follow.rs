@@ -64,19 +64,18 @@ impl Tracker {
             // What is to be sent already does not wait for the sync of what comes next: one after another, they would
             // hold it back until the message is full.
             Self::All(follower) => follower.poll_durable()?,
-            Self::One(follower) => follower.poll()?,
+            Self::One(follower) if first => follower.poll()?,
+            Self::One(follower) => follower.poll_durable()?,
         })
     }
 
     /// What needs no look at the store, up to a message full.
     fn collect_recent(&mut self) -> Result<(Vec<proto::Delivery>, Next), Told> {
-        match self {
-            Self::All(follower) => {
-                let (handed, next) = follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?;
-                Ok((handed.into_iter().map(wire::encode_delivery).collect(), next))
-            }
-            Self::One(_) => Ok((Vec::new(), Next::Look)),
-        }
+        let (handed, next) = match self {
+            Self::All(follower) => follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?,
+            Self::One(follower) => follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?,
+        };
+        Ok((handed.into_iter().map(wire::encode_delivery).collect(), next))
     }
 
     fn position(&self) -> u64 {
@@ -190,11 +189,21 @@ async fn run(
         // Room first: what waits for its client reads nothing.
         let Ok(room) = messages.reserve().await else { return };
         if until.is_none() {
-            match tracker.collect_recent() {
+            let before = tracker.position();
+            let collected = tracker.collect_recent();
+            let passed = tracker.position() > before;
+            if passed {
+                followed.delivered(tracker.position());
+            }
+            match collected {
                 Err(told) => return room.send(Err(told.into())),
                 Ok((deliveries, _)) if !deliveries.is_empty() => {
                     room.send(Ok(proto::FollowResponse { deliveries }));
-                    followed.delivered(tracker.position());
+                    continue;
+                }
+                // All that it has passed is of other streams. Other tasks have their turn.
+                Ok((_, Next::Look)) if passed => {
+                    tokio::task::yield_now().await;
                     continue;
                 }
                 Ok((_, Next::Await(barrier))) => match barrier.await {

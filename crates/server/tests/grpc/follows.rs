@@ -97,35 +97,52 @@ async fn next(following: &mut tonic::Streaming<proto::FollowResponse>) -> Vec<St
     entries.collect()
 }
 
+/// Entries that become durable one after the other reach a follower one after the other; `pause` before they are
+/// written.
+async fn each_entry_comes_with_its_own_sync(followed: Option<&str>, pause: Duration) {
+    let store = Held::new();
+    let server = Running::start(Arc::clone(&store) as _, near());
+    let mut client = server.with_log("log").await;
+    let streams: Vec<_> = followed.map(|name| name.to_owned().into()).into_iter().collect();
+    let entry = |data: &'static str| {
+        let record = Some(proto::Record { data: data.into(), streams: streams.clone() });
+        proto::AppendRequest { record, ..entry("log", "") }
+    };
+    client.append(entry("a")).await.unwrap();
+    let request = proto::FollowRequest { stream: streams.first().cloned(), ..from_first("log") };
+    let mut following = client.follow(request).await.unwrap().into_inner();
+    assert_eq!(next(&mut following).await, ["0=a"]);
+    let _holding = store.hold();
+    let (requests, incoming) = tokio::sync::mpsc::channel(8);
+    let incoming = tokio_stream::wrappers::ReceiverStream::new(incoming);
+    let mut answers = client.append_stream(incoming).await.unwrap().into_inner();
+    tokio::time::sleep(pause).await;
+    for data in ["b", "c", "d"] {
+        requests.send(entry(data)).await.unwrap();
+    }
+    if pause.is_zero() {
+        let nothing = tokio::time::timeout(Duration::from_millis(150), following.message()).await;
+        assert!(nothing.is_err(), "handed out before it was durable: {nothing:?}");
+    }
+    for expected in ["1=b", "2=c"] {
+        store.release_one();
+        assert_eq!(next(&mut following).await, [expected], "{followed:?}");
+        assert!(answers.message().await.unwrap().is_some());
+    }
+    store.release();
+    assert_eq!(next(&mut following).await, ["3=d"]);
+    client.append(entry("e")).await.unwrap();
+    assert_eq!(next(&mut following).await, ["4=e"]);
+}
+
 // Failure: an entry reached followers up to a sync later than its writer was answered. Cause: they were handed it
 // together with what had been applied since, when that was durable. Fix: what is durable is handed out, and the rest
 // when it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_gets_each_entry_when_it_is_durable_and_not_with_a_later_one() {
-    let store = Held::new();
-    let server = Running::start(Arc::clone(&store) as _, near());
-    let mut client = server.with_log("log").await;
-    client.append(entry("log", "a")).await.unwrap();
-    let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
-    assert_eq!(next(&mut following).await, ["0=a"]);
-    let _holding = store.hold();
-    let (requests, incoming) = tokio::sync::mpsc::channel(8);
-    let stream = tokio_stream::wrappers::ReceiverStream::new(incoming);
-    let mut answers = client.append_stream(stream).await.unwrap().into_inner();
-    for data in ["b", "c", "d"] {
-        requests.send(entry("log", data)).await.unwrap();
+    for followed in [None, Some("stream")] {
+        each_entry_comes_with_its_own_sync(followed, Duration::ZERO).await;
     }
-    let nothing = tokio::time::timeout(Duration::from_millis(150), following.message()).await;
-    assert!(nothing.is_err(), "handed out before it was durable: {nothing:?}");
-    for expected in ["1=b", "2=c"] {
-        store.release_one();
-        assert_eq!(next(&mut following).await, [expected]);
-        assert!(answers.message().await.unwrap().is_some());
-    }
-    store.release();
-    assert_eq!(next(&mut following).await, ["3=d"]);
-    client.append(entry("log", "e")).await.unwrap();
-    assert_eq!(next(&mut following).await, ["4=e"]);
 }
 
 // Failure: entries reached followers milliseconds late, several times in a second. Cause: whenever a look at the store
@@ -133,28 +150,10 @@ async fn a_follower_gets_each_entry_when_it_is_durable_and_not_with_a_later_one(
 // it has is handed out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_has_looked_is_not_held_back_by_a_later_sync() {
-    let store = Held::new();
-    let server = Running::start(Arc::clone(&store) as _, near());
-    let mut client = server.with_log("log").await;
-    client.append(entry("log", "a")).await.unwrap();
-    let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
-    assert_eq!(next(&mut following).await, ["0=a"]);
-    let _holding = store.hold();
-    let (requests, incoming) = tokio::sync::mpsc::channel(8);
-    let stream = tokio_stream::wrappers::ReceiverStream::new(incoming);
-    let mut answers = client.append_stream(stream).await.unwrap().into_inner();
     // A look is due, whatever else has looked.
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    for data in ["b", "c", "d"] {
-        requests.send(entry("log", data)).await.unwrap();
+    for followed in [None, Some("stream")] {
+        each_entry_comes_with_its_own_sync(followed, Duration::from_millis(600)).await;
     }
-    for expected in ["1=b", "2=c"] {
-        store.release_one();
-        assert_eq!(next(&mut following).await, [expected]);
-        assert!(answers.message().await.unwrap().is_some());
-    }
-    store.release();
-    assert_eq!(next(&mut following).await, ["3=d"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
