@@ -72,8 +72,10 @@ impl Totals {
 /// Says what broke and how to see it again.
 fn show(seed: u64, kind: Kind, broken: &str) {
     let name = kind.name();
+    // Built as this one is: only one kind of build looks at overflows and asserts what is asserted for debugging.
+    let release = if cfg!(debug_assertions) { "" } else { " --release" };
     println!(
-        "seed {seed} ({name}): {broken}\n  repeat: cargo run --release -p esker-sim -- --seed {seed} --kind {name}"
+        "seed {seed} ({name}): {broken}\n  repeat: cargo run{release} -p esker-sim -- --seed {seed} --kind {name}"
     );
 }
 
