@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::batch::Batch;
 use crate::cells::{self, Entry, Found, Guarded, Guards};
-use crate::format::{self, Kind, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored};
+use crate::format::{self, Kind, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored, Streams};
 use crate::log::{Log, Record};
 use crate::nonce::Nonce;
 use crate::options::Layout;
@@ -401,9 +401,9 @@ impl Log {
         guards.txn.guards.reserve_exact(2 * objects().count() + placed.len());
         let mut grown = Vec::new();
         // What followers are handed; without followers no reader looks at it.
-        let mut kept: SmallVec<[Bytes; 1]> = SmallVec::new();
+        let mut kept: SmallVec<[(Streams, Bytes); 1]> = SmallVec::new();
         if self.followed() {
-            kept.resize(batch.records.len(), Bytes::new());
+            kept.resize(batch.records.len(), Default::default());
         }
         for (place, (first, entries)) in objects().enumerate() {
             let object = self.object(&first.stripe, first.column);
@@ -443,10 +443,12 @@ impl Log {
                 }
                 let value = stored.encode();
                 if let Some(kept) = kept.get_mut(number) {
-                    // What is encoded has its own length, whereas the caller's data may be a piece of a buffer that is
-                    // many times as long.
+                    // What is encoded has its own length, whereas the caller's data and names may be pieces of a buffer
+                    // that is many times as long.
                     let inline = stored.kind == Kind::Data;
-                    *kept = if inline { value.slice(value.len() - record.data.len()..) } else { record.data.clone() };
+                    let data =
+                        if inline { value.slice(value.len() - record.data.len()..) } else { record.data.clone() };
+                    *kept = (stored.names_in(&value), data);
                 }
                 guards.txn.push(&object, cells::set(layout, local, value));
                 for stream in &record.streams {
@@ -532,10 +534,16 @@ impl Log {
         if is_missing && position >= self.refresh()?.trimmed { Err(self.missing(object)) } else { Ok(()) }
     }
 
-    fn written(&self, token: Token, batch: &Batch<'_>, kept: SmallVec<[Bytes; 1]>, barrier: Option<&Barrier>) {
-        for ((number, record), data) in batch.records.iter().enumerate().zip(kept) {
+    fn written(
+        &self,
+        token: Token,
+        batch: &Batch<'_>,
+        kept: SmallVec<[(Streams, Bytes); 1]>,
+        barrier: Option<&Barrier>,
+    ) {
+        for (number, (streams, data)) in kept.into_iter().enumerate() {
             let position = token.position + number as u64;
-            let (nonce, time_ms, streams) = (batch.nonce(number), batch.time_ms, record.streams.clone());
+            let (nonce, time_ms) = (batch.nonce(number), batch.time_ms);
             let entry = Entry { position, data, streams, nonce, time_ms };
             self.keep(position, Found::Entry(entry), barrier.cloned());
         }

@@ -148,7 +148,11 @@ impl Attending {
 
 impl Drop for Attending {
     fn drop(&mut self) {
-        self.log.inner.shared.followers.fetch_sub(1, Ordering::Relaxed);
+        let shared = &self.log.inner.shared;
+        if shared.followers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // What the next one meets was not written a moment ago.
+            shared.recent.clear();
+        }
     }
 }
 
@@ -192,8 +196,12 @@ impl Log {
             return Ok(Step::Else(match self.leader(&view) {
                 None => Next::Look,
                 Some(leader) if leader.tail().position <= position => Next::Tail,
-                // What is kept leaves from below: if something below is there, this was not written yet.
-                Some(_) if keeps_up && self.keeps_below(position) => Next::Hole,
+                // What is kept leaves from below: if something below is there, this was not written yet, or is trimmed.
+                Some(_)
+                    if keeps_up && self.keeps_below(position) && !self.inner.shared.recent.has_forgotten(position) =>
+                {
+                    Next::Hole
+                }
                 Some(_) => Next::Look,
             }));
         };

@@ -204,6 +204,17 @@ impl Stored {
         bytes.freeze()
     }
 
+    /// The streams' names as they stand in what was encoded.
+    pub(crate) fn names_in(&self, encoded: &Bytes) -> Streams {
+        let mut at = ENTRY_HEADER_BYTES;
+        let names = self.streams.iter().map(|stream| {
+            let start = at + 1;
+            at = start + stream.len();
+            encoded.slice(start..at)
+        });
+        names.collect()
+    }
+
     /// What `bytes` say of `position`; the reason if they do not hold.
     pub(crate) fn decode(position: u64, bytes: &Bytes) -> std::result::Result<Self, String> {
         let short = || format!("{} bytes, too few for an entry", bytes.len());
@@ -304,6 +315,7 @@ mod tests {
     fn an_entry_is_read_back_and_no_flipped_bit_goes_unnoticed() {
         let bytes = entry().encode();
         assert_eq!(Stored::decode(7, &bytes), Ok(entry()));
+        assert_eq!(entry().names_in(&bytes), entry().streams);
         assert!(Stored::decode(8, &bytes).unwrap_err().contains("position 7"));
         for bit in 0..bytes.len() * 8 {
             let mut broken = bytes.to_vec();

@@ -22,6 +22,8 @@ use crate::cells::Found;
 const FORGOTTEN_MAX: usize = 64;
 /// Bytes that an entry takes beside its data, about.
 const ENTRY_BYTES: u64 = 128;
+/// And for the name of a stream beside that.
+const NAME_BYTES: u64 = 32;
 
 /// What stands at a position, and when it may be shown.
 #[derive(Clone)]
@@ -32,11 +34,9 @@ pub(crate) struct Recent {
 
 impl Recent {
     fn bytes(&self) -> u64 {
-        ENTRY_BYTES
-            + match &self.found {
-                Found::Entry(entry) => entry.data.len() as u64,
-                _ => 0,
-            }
+        let Found::Entry(entry) = &self.found else { return ENTRY_BYTES };
+        let names = entry.streams.iter().map(|name| NAME_BYTES + name.len() as u64).sum::<u64>();
+        ENTRY_BYTES + entry.data.len() as u64 + names
     }
 }
 
@@ -80,6 +80,34 @@ impl Recents {
 
     pub(crate) fn get(&self, position: u64) -> Option<Recent> {
         self.kept.lock().by_position.get(&position).cloned()
+    }
+
+    /// The first position from `from` on that holds no durable entry of other streams than this; at most `most` are
+    /// passed.
+    pub(crate) fn pass(&self, stream: &[u8], from: u64, most: usize) -> u64 {
+        let kept = self.kept.lock();
+        let mut next = from;
+        for (position, recent) in kept.by_position.range(from..).take(most) {
+            let Found::Entry(entry) = &recent.found else { break };
+            let is_durable = recent.barrier.as_ref().is_none_or(|barrier| matches!(barrier.state(), Some(Ok(()))));
+            if *position != next || !is_durable || entry.streams.iter().any(|name| name == stream) {
+                break;
+            }
+            next += 1;
+        }
+        next
+    }
+
+    /// Whether the position was trimmed by itself a moment ago, so that no writer will bring it.
+    pub(crate) fn has_forgotten(&self, position: u64) -> bool {
+        self.kept.lock().forgotten.contains(&position)
+    }
+
+    /// Nothing is kept: no follower is left.
+    pub(crate) fn clear(&self) {
+        let mut kept = self.kept.lock();
+        kept.by_position.clear();
+        kept.bytes = 0;
     }
 
     /// The lowest position that is kept.

@@ -27,8 +27,8 @@ use crate::{Error, Result};
 
 /// Positions that one round looks through.
 const ROUND: u64 = 1 << 20;
-/// Recent entries of other streams that one call of [`StreamFollower::poll_recent`] passes: some hundred microseconds.
-const PASSED_MAX: usize = 4_096;
+/// Recent entries of other streams that one call of [`StreamFollower::poll_recent`] passes at most: some ten microseconds.
+const PASSED_MAX: usize = 1_024;
 
 impl Log {
     /// The positions of a stream inside `range`, in order, as far as they are written; also those of entries that were
@@ -118,6 +118,12 @@ impl StreamFollower {
         // It may wait for the store: that is for a caller that may.
         let looks = self.log.is_to_look_out() || !self.known.is_empty();
         while !looks && handed.len() < limit && bytes < bytes_max && passed < PASSED_MAX {
+            let next = self.log.inner.shared.recent.pass(&self.stream, self.next, PASSED_MAX - passed);
+            if next > self.next {
+                passed += (next - self.next) as usize;
+                (self.next, self.hole, self.keeps_up) = (next, None, true);
+                continue;
+            }
             match self.log.step_recent(self.next, self.keeps_up && self.hole.is_none()) {
                 Ok(Step::Entry(entry)) => {
                     (self.hole, self.keeps_up) = (None, true);
@@ -140,6 +146,8 @@ impl StreamFollower {
 
     fn poll_next(&mut self, waits: bool) -> Result<Option<Delivery>> {
         self.log.look_out()?;
+        // The tail, once something was waited for or passed: where others always write, there is always more.
+        let mut goal = None;
         loop {
             while let Some(position) = self.known.front().copied() {
                 let (found, barrier) = self.log.read(position)?.into_parts();
@@ -168,6 +176,9 @@ impl StreamFollower {
                     Found::Filled | Found::Hole | Found::BeyondTail => {}
                 }
             }
+            if goal.is_some_and(|goal| self.next >= goal) {
+                return Ok(None);
+            }
             let before = self.next;
             let (mut handed, next) = self.poll_recent(1, 1)?;
             match (handed.pop(), next) {
@@ -175,15 +186,20 @@ impl StreamFollower {
                 (None, Next::Await(_) | Next::Hole) if !waits => return Ok(None),
                 // One sync, and no later one: what was written since waits for its own.
                 (None, Next::Await(barrier)) => {
+                    self.aim(&mut goal)?;
                     barrier.wait()?;
                     continue;
                 }
-                (None, Next::Look) if self.next > before => continue,
+                (None, Next::Look) if self.next > before => {
+                    self.aim(&mut goal)?;
+                    continue;
+                }
                 (None, Next::Tail | Next::Hole | Next::Look) => {}
             }
             // First: what is written after the look is told.
             self.log.watch_head();
             let tail = self.log.tail()?.position;
+            goal.get_or_insert(tail);
             let trimmed = self.log.view().trimmed.min(tail);
             if self.next < trimmed {
                 let positions = self.next..trimmed;
@@ -209,6 +225,14 @@ impl StreamFollower {
             }
             (self.known, self.next, self.keeps_up) = (known.into(), decided, false);
         }
+    }
+
+    /// Notes the tail as `goal`, unless there is one.
+    fn aim(&self, goal: &mut Option<u64>) -> Result<()> {
+        if goal.is_none() {
+            *goal = Some(self.log.handed_tail()?.position);
+        }
+        Ok(())
     }
 
     /// Whether to look again at once.

@@ -252,8 +252,9 @@ async fn run(
                 let none = deliveries.is_empty();
                 if !none {
                     room.send(Ok(proto::FollowResponse { deliveries }));
-                    followed.delivered(tracker.position());
                 }
+                // It may have passed entries of other streams and have nothing to send.
+                followed.delivered(tracker.position());
                 if end {
                     return;
                 }

@@ -156,6 +156,38 @@ async fn a_follower_that_has_looked_is_not_held_back_by_a_later_sync() {
     }
 }
 
+// Failure: a look of a follower of a stream without new entries never ended while writers of others always had an entry
+// under way; it kept its thread, also when its client was gone. Fix: it looks as far as the tail was when it began.
+#[test]
+fn a_look_at_a_quiet_stream_ends_though_others_always_write() {
+    let store = Held::new();
+    let session = esker_log::Session::new(Arc::new(|| 1_700_000_000_000), 8);
+    let logs = esker_log::Logs::open(Arc::clone(&store) as _, session).unwrap();
+    let log = logs.create("log", esker_log::Options::default()).unwrap();
+    let mut quiet = log.follow_stream("quiet", 0, esker_log::Follow::default());
+    let append = || drop(log.append(esker_log::Record::from("x").stream("busy")).unwrap());
+    append();
+    let _holding = store.hold();
+    append();
+    append();
+    std::thread::scope(|scope| {
+        let look = scope.spawn(move || (quiet.poll().unwrap(), quiet.position()));
+        // The next entry is always there and not durable.
+        for _ in 0..1_000 {
+            if look.is_finished() {
+                break;
+            }
+            append();
+            store.release_one();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ended = look.is_finished();
+        store.release();
+        let (found, position) = look.join().unwrap();
+        assert!(ended && found.is_none() && position >= 3, "{ended} {found:?} {position}");
+    });
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_waits_learns_that_another_process_has_taken_over() {
     let store: Arc<dyn esker_store::ObjectStore> = Arc::new(esker_memory::MemoryStore::new());

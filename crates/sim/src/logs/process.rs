@@ -214,7 +214,7 @@ impl<'a> Process<'a> {
     }
 
     fn keeps(&self) -> bool {
-        self.follower.is_some()
+        self.follower.is_some() || self.stream.is_some()
     }
 
     fn position(&mut self) -> u64 {
@@ -408,7 +408,7 @@ impl<'a> Process<'a> {
         let position = self.position();
         let begin = self.now();
         if self.allow("fill", self.log.fill(position))?.is_some() {
-            self.noted(begin, Act::Read { position, seen: Seen::Filled, keeps: false });
+            self.noted(begin, Act::Read { position, seen: Seen::Filled, keeps: self.keeps() });
         }
         Ok(())
     }
