@@ -33,7 +33,7 @@ pub use reserve::{Refused, Reservation, record_header};
 pub use room::{GIVING_LOOKS, waited_enough};
 pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
@@ -67,6 +67,9 @@ pub struct Log {
     /// See [`Log::has_short_headers`].
     short_headers: AtomicBool,
     state: Padded<Mutex<State>>,
+    /// As `state` has it, for those who only ask: the log takes no records any more; so many segments are ready.
+    stopping: AtomicBool,
+    ready: AtomicUsize,
     room: Condvar,
     wanted_segment: Condvar,
     fill: Fill,
@@ -127,6 +130,8 @@ impl Log {
             segments,
             short_headers: AtomicBool::new(are_low(end.seq, end.group)),
             state: Padded(Mutex::new(State::new(end))),
+            stopping: AtomicBool::new(false),
+            ready: AtomicUsize::new(0),
             room: Condvar::new(),
             wanted_segment: Condvar::new(),
             fill: Fill::default(),

@@ -489,7 +489,7 @@ impl Engine {
         for op in plan.iter().filter(|op| op.kind == Kind::CreateObject) {
             self.objects.note(op.object, epoch);
         }
-        let mut places: SmallVec<[Loc; 2]> = SmallVec::new();
+        let mut places: SmallVec<[Loc; 2]> = SmallVec::with_capacity(plan.len());
         self.fill(reservation, &plan, applied_only, short, |place| places.push(place));
         // The record is whole: readers may learn of it.
         self.publish(&plan, &places, targets, states, names, readers_wait_to, epoch);

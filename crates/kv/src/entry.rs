@@ -8,8 +8,10 @@
 //! 1. What [`encode`] makes, [`decode`] takes apart without copying the value.
 //! 2. Unknown flags are an error, never guessed at.
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, Bytes};
 use esker_store::{Error, Result};
+
+use crate::pieces;
 
 /// Largest value, in bytes: 16 MiB less room for the header.
 pub const VALUE_BYTES_MAX: usize = (16 << 20) - 16;
@@ -76,20 +78,26 @@ impl Seen<'_> {
 
 /// Header and value in one buffer.
 pub(crate) fn encode(value: &[u8], expires_ms: Option<u64>, tag: u8) -> Result<Bytes> {
+    encode_as(value, expires_ms, tag, pieces::alone)
+}
+
+/// The same, in what `join` makes of header and value.
+pub(crate) fn encode_as(
+    value: &[u8],
+    expires_ms: Option<u64>,
+    tag: u8,
+    join: impl FnOnce(&[u8], &[u8]) -> Bytes,
+) -> Result<Bytes> {
     check_value(value)?;
     if tag > TAG_MAX {
         return Err(Error::Invalid { what: "entry tag", why: format!("{tag} is above TAG_MAX = {TAG_MAX}") });
     }
-    let mut stored = Vec::with_capacity(value.len() + if expires_ms.is_some() { 9 } else { 1 });
-    match expires_ms {
-        None => stored.put_u8(tag << 4),
-        Some(at) => {
-            stored.put_u8(tag << 4 | HAS_EXPIRY);
-            stored.put_u64_le(at);
-        }
-    }
-    stored.extend_from_slice(value);
-    Ok(stored.into())
+    let mut header = [0; 9];
+    header[0] = tag << 4;
+    let Some(at) = expires_ms else { return Ok(join(&header[..1], value)) };
+    header[0] |= HAS_EXPIRY;
+    header[1..].copy_from_slice(&at.to_le_bytes());
+    Ok(join(&header, value))
 }
 
 pub(crate) fn check_value(value: &[u8]) -> Result<()> {

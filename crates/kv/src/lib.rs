@@ -50,6 +50,7 @@ mod locks;
 mod many;
 mod merge;
 mod namespace;
+mod pieces;
 mod placement;
 mod scan;
 mod shared;

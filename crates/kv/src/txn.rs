@@ -24,7 +24,7 @@ use esker_store::{
 use smallvec::SmallVec;
 
 use crate::catalogue;
-use crate::entry::{Entry, Seen, decode, encode, peek};
+use crate::entry::{Entry, Seen, decode, encode_as, peek};
 use crate::few::Few;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
@@ -465,10 +465,14 @@ impl<'a> Txn<'a> {
         tag: u8,
     ) {
         let key = key.into();
-        match namespace.check_key(key).and_then(|()| encode(value, expires_ms, tag)) {
+        let checked = namespace.check_key(key);
+        let part = self.part(namespace);
+        let join = |header: &[u8], value: &[u8]| part.keys.pieces().of(header, value);
+        match checked.and_then(|()| encode_as(value, expires_ms, tag, join)) {
             Ok(stored) => {
-                self.bytes += stored.len();
-                self.part(namespace).set(key, Some(Written { stored, expires_ms }));
+                let len = stored.len();
+                part.set(key, Some(Written { stored, expires_ms }));
+                self.bytes += len;
             }
             Err(error) => self.fail(error),
         }

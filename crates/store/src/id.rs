@@ -1,7 +1,7 @@
 //! Names of things: collections, objects, and the commit sequence.
 //!
-//! An [`ObjectId`] is one reference-counted allocation that carries its hash, so that faces keep it and
-//! stores look it up without hashing or copying the name again.
+//! An [`ObjectId`] is a hash beside one reference-counted allocation, so that faces keep it and stores look it up
+//! without hashing or copying the name again, and without a look at what all threads count in.
 //!
 //! Invariant: two ids are equal exactly when collection and name are equal; order is by collection, then name.
 
@@ -53,10 +53,13 @@ impl From<&'static str> for Collection {
 
 /// Name of an object: a collection and a name inside it. Cloning costs one reference count.
 #[derive(Clone)]
-pub struct ObjectId(Arc<Inner>);
-
-struct Inner {
+pub struct ObjectId {
     hash: u64,
+    names: Arc<Names>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Names {
     collection: Collection,
     name: Bytes,
 }
@@ -68,29 +71,28 @@ impl ObjectId {
         let name = name.into();
         let mut hasher = std::hash::DefaultHasher::new();
         (&collection, &name).hash(&mut hasher);
-        Self(Arc::new(Inner { hash: hasher.finish(), collection, name }))
+        Self { hash: hasher.finish(), names: Arc::new(Names { collection, name }) }
     }
 
     /// The collection that the object is in.
     pub fn collection(&self) -> &Collection {
-        &self.0.collection
+        &self.names.collection
     }
 
     /// The object's name inside its collection.
     pub fn name(&self) -> &Bytes {
-        &self.0.name
+        &self.names.name
     }
 
     /// A 64-bit hash of the whole id, computed once. Not stable across versions: never store it.
     pub fn hash64(&self) -> u64 {
-        self.0.hash
+        self.hash
     }
 }
 
 impl PartialEq for ObjectId {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-            || (self.0.hash == other.0.hash && self.0.collection == other.0.collection && self.0.name == other.0.name)
+        self.hash == other.hash && (Arc::ptr_eq(&self.names, &other.names) || self.names == other.names)
     }
 }
 
@@ -104,22 +106,19 @@ impl PartialOrd for ObjectId {
 
 impl Ord for ObjectId {
     fn cmp(&self, other: &Self) -> Ordering {
-        if Arc::ptr_eq(&self.0, &other.0) {
-            return Ordering::Equal;
-        }
-        (&self.0.collection, &self.0.name).cmp(&(&other.0.collection, &other.0.name))
+        if Arc::ptr_eq(&self.names, &other.names) { Ordering::Equal } else { self.names.cmp(&other.names) }
     }
 }
 
 impl Hash for ObjectId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0.hash);
+        state.write_u64(self.hash);
     }
 }
 
 impl fmt::Debug for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.0.collection, self.0.name.escape_ascii())
+        write!(f, "{}/{}", self.collection(), self.name().escape_ascii())
     }
 }
 

@@ -26,7 +26,36 @@ pub struct Stripes {
 #[must_use = "what is dropped is not held"]
 pub struct Held<'a> {
     lines: SmallVec<[(usize, MutexGuard<'a, ()>); 2]>,
+    /// Of each line that is held one of these bits is set: where it is not, the line is not held.
+    bits: Bits,
 }
+
+/// A set of stripes, by their number's last bits.
+#[derive(Clone, Copy, Default)]
+struct Bits([u64; 4]);
+
+impl Bits {
+    /// Sets the bit of a stripe; whether it was set.
+    fn set(&mut self, stripe: usize) -> bool {
+        let (word, bit) = (&mut self.0[stripe / 64 % 4], 1 << (stripe % 64));
+        let was = *word & bit != 0;
+        *word |= bit;
+        was
+    }
+}
+
+impl<'a> Held<'a> {
+    fn new(lines: SmallVec<[(usize, MutexGuard<'a, ()>); 2]>) -> Self {
+        let mut bits = Bits::default();
+        for (stripe, _) in &lines {
+            bits.set(*stripe);
+        }
+        Self { lines, bits }
+    }
+}
+
+/// Room for lines, once there are more than there is room for without memory: they come one by one.
+const LINES: usize = 16;
 
 impl Stripes {
     /// So many stripes, at least one.
@@ -43,7 +72,7 @@ impl Stripes {
     pub fn one(&self, stripe: usize) -> Held<'_> {
         let mut lines = SmallVec::new();
         lines.push((stripe, self.lines[stripe].0.lock()));
-        Held { lines }
+        Held::new(lines)
     }
 
     /// Holds several, in any order and any number of times.
@@ -51,7 +80,7 @@ impl Stripes {
         let mut stripes: SmallVec<[usize; 8]> = stripes.into_iter().collect();
         stripes.sort_unstable();
         stripes.dedup();
-        Held { lines: stripes.into_iter().map(|stripe| (stripe, self.lines[stripe].0.lock())).collect() }
+        Held::new(stripes.into_iter().map(|stripe| (stripe, self.lines[stripe].0.lock())).collect())
     }
 
     /// Holds several as [`Stripes::many`] does, if others hold none of them; `None`: they do, and none is held.
@@ -60,16 +89,20 @@ impl Stripes {
         stripes.sort_unstable();
         stripes.dedup();
         let lines = stripes.into_iter().map(|stripe| Some((stripe, self.lines[stripe].0.try_lock()?)));
-        Some(Held { lines: lines.collect::<Option<_>>()? })
+        Some(Held::new(lines.collect::<Option<_>>()?))
     }
 
     /// Holds one more, of these stripes, if no other holds it: `held` may have it already. It is never waited for, so
     /// that it may come in any order. False: another holds it, and `held` has what it had.
     pub fn try_more<'a>(&'a self, held: &mut Held<'a>, stripe: usize) -> bool {
-        if held.lines.iter().any(|(own, _)| *own == stripe) {
+        // A bit that stays set where the lock is not had costs a look.
+        if held.bits.set(stripe) && held.lines.iter().any(|(own, _)| *own == stripe) {
             return true;
         }
         let Some(line) = self.lines[stripe].0.try_lock() else { return false };
+        if held.lines.len() == held.lines.inline_size() {
+            held.lines.reserve(LINES);
+        }
         held.lines.push((stripe, line));
         true
     }
@@ -104,6 +137,19 @@ mod tests {
         drop(held);
         assert!(!free(2) && [1, 5, 6].into_iter().all(free));
         drop(other);
+    }
+
+    #[test]
+    fn stripes_of_one_bit_are_told_apart() {
+        let stripes = Stripes::new(1_024);
+        let other = stripes.one(517);
+        let mut held = stripes.many([5]);
+        assert!(stripes.try_more(&mut held, 261) && stripes.try_more(&mut held, 5));
+        assert!(!stripes.try_more(&mut held, 517) && !stripes.try_more(&mut held, 517));
+        assert!(stripes.try_more(&mut held, 5) && stripes.try_more(&mut held, 261));
+        assert!(stripes.lines[261].0.try_lock().is_none(), "it was said to be held");
+        drop(other);
+        assert!(stripes.try_more(&mut held, 517) && stripes.lines[517].0.try_lock().is_none());
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::strips::Room;
 const STRIPS_AT_ONCE: u64 = 16;
 /// From so many keys on, an engine that can is told the range as well.
 const RANGE_KEYS_MIN: usize = 64;
+/// Longest value that is copied where it is kept.
+const COPIED_BYTES_MAX: usize = 128;
 
 impl Draft<'_> {
     /// Whether a guard's condition holds.
@@ -217,6 +219,8 @@ impl Draft<'_> {
         let mut head = self.made(object)?;
         let (number, count) = space(&mut head);
         let key = keys::entry(tag, number, rest);
+        // A short one may be a piece of memory that is many times as long, and is kept until it is durable.
+        let value = if value.len() <= COPIED_BYTES_MAX { Bytes::copy_from_slice(&value) } else { value };
         if self.get(&key)?.is_none() {
             *count += 1;
             self.set_head(object, Some(head))?;

@@ -83,7 +83,7 @@ impl Object {
             }
             Change::OmapSet { key, value } => {
                 *order += 1;
-                self.omap.insert(key, Entry { value, order: *order });
+                self.omap.insert(own(key), Entry { value: own(value), order: *order });
             }
             Change::OmapRemove { key } => {
                 self.omap.remove(&key);
@@ -97,7 +97,7 @@ impl Object {
             Change::OmapClear => self.omap.clear(),
             Change::SlotSet { index, value } => {
                 *order += 1;
-                self.slots.insert(index, Entry { value, order: *order });
+                self.slots.insert(index, Entry { value: own(value), order: *order });
             }
             Change::SlotRemove { index } => {
                 self.slots.remove(&index);
@@ -126,5 +126,44 @@ impl Object {
             entry.order = *order;
         }
         copy
+    }
+}
+
+/// Longest key or value that is copied: what it is a piece of may be many times as long, also where no other piece of
+/// that is left.
+const COPIED_BYTES_MAX: usize = 4 << 10;
+
+/// What is kept, without the rest of the memory that it came in.
+fn own(bytes: Bytes) -> Bytes {
+    if bytes.len() > COPIED_BYTES_MAX { bytes } else { Bytes::copy_from_slice(&bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+
+    use super::*;
+
+    // Failure: the last piece of a chunk was kept with it, a thousand bytes for a few. Cause: no other piece was left,
+    // and it was taken for memory of its own.
+    #[test]
+    fn what_is_kept_keeps_nothing_of_the_memory_that_it_came_in() {
+        let mut chunk = BytesMut::with_capacity(1_024);
+        let mut piece = || {
+            chunk.extend_from_slice(b"piece");
+            chunk.split().freeze()
+        };
+        let pieces = [piece(), piece(), piece(), piece()];
+        drop(chunk);
+        let within = pieces[0].as_ptr()..pieces[3].as_ptr_range().end;
+        let [a, b, c, d] = pieces;
+        let mut object = Object::default();
+        for change in [Change::OmapSet { key: a, value: b }, Change::SlotSet { index: 1, value: c }] {
+            object.apply(change, &mut 0);
+        }
+        object.apply(Change::OmapSet { key: "last".into(), value: d }, &mut 0);
+        let keys = object.omap.keys().map(|key| key.as_ptr());
+        let values = object.omap.values().chain(object.slots.values()).map(|entry| entry.value.as_ptr());
+        assert!(keys.chain(values).all(|at| !within.contains(&at)));
     }
 }

@@ -69,6 +69,7 @@ impl Log {
         state.full = prepared.is_none() && self.segments.free_segments() == 0;
         state.starved = false;
         state.next.extend(prepared);
+        self.note_ready(&state);
         self.room.notify_all();
         Ok(())
     }
@@ -123,7 +124,9 @@ impl Log {
     pub fn take_ready(&self) -> Option<u64> {
         let ready = {
             let mut state = self.state.0.lock();
-            if state.next.len() < 2 { None } else { state.next.pop_back() }
+            let taken = if state.next.len() < 2 { None } else { state.next.pop_back() };
+            self.note_ready(&state);
+            taken
         };
         // Its memory is given back without the lock.
         ready.map(|ready| ready.segment)
@@ -255,7 +258,10 @@ mod tests {
         log.touch_next();
         assert!(is_touched() && log.state.0.lock().next.len() == 1);
         // One that is readied from now on has it at once.
-        log.state.0.lock().next.clear();
+        let mut state = log.state.0.lock();
+        state.next.clear();
+        log.note_ready(&state);
+        drop(state);
         log.prepare_segment().unwrap();
         assert!(is_touched());
     }

@@ -162,6 +162,7 @@ impl Log {
                 let free = usable.saturating_sub(state.tail);
                 return Err(Refused::Error(Error::Full { needed: len, free }));
             };
+            self.note_ready(&state);
             self.enter_segment(&mut state, ready);
             self.wanted_segment.notify_one();
             self.wake_keeper();
@@ -220,6 +221,7 @@ impl Log {
             return false;
         }
         let Some(ready) = state.next.pop_front() else { return false };
+        self.note_ready(&state);
         self.enter_segment(&mut state, ready);
         self.wanted_segment.notify_one();
         true

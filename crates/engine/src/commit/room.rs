@@ -272,6 +272,9 @@ impl Log {
 
     /// Whether a write of up to a quarter of a segment that comes now, or has `waited`, is refused as busy.
     pub fn is_busy(&self, waited: bool) -> bool {
+        if self.has_ready() && !self.is_shut() && !self.is_behind(waited) {
+            return false;
+        }
         let state = self.state.0.lock();
         let ends = state.tail > self.segments.segment_bytes / 4 * 3 && state.next.is_empty() && !state.full;
         !state.stopping && (ends || self.is_shut() || self.is_behind(waited))
@@ -279,10 +282,12 @@ impl Log {
 
     /// Whether writes that do not fit into the open segment are refused for good, as of the last look.
     pub fn is_full(&self) -> bool {
-        self.gate() == Gate::Full || {
-            let state = self.state.0.lock();
-            state.full && state.next.is_empty()
-        }
+        self.gate() == Gate::Full
+            || !self.has_ready() && {
+                let state = self.state.0.lock();
+                debug_assert_eq!(self.ready.load(Ordering::Relaxed), state.next.len());
+                state.full && state.next.is_empty()
+            }
     }
 
     /// Whether a write that comes now waits for what is pending, or for the cleaner, though the store is full.
@@ -294,6 +299,15 @@ impl Log {
     pub fn is_busy_for(&self, class: Class, waited: bool) -> bool {
         let busy = self.is_over_pending() || class == Class::Write && (self.is_shut() || self.is_behind(waited));
         busy && !self.has_stopped()
+    }
+
+    /// Whether a segment is ready, as far as is known without the lock: one may be taken or come meanwhile.
+    fn has_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn note_ready(&self, state: &State) {
+        self.ready.store(state.next.len(), Ordering::Relaxed);
     }
 
     /// Whether others have waited for credit and go first.

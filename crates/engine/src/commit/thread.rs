@@ -16,7 +16,7 @@ impl Log {
     /// Stops taking records. The commit thread ends, and makes durable what is pending only if a client waits for it:
     /// [`Log::commit_rest`] does for the others.
     pub fn stop(&self) {
-        self.state.0.lock().stopping = true;
+        self.take_no_more();
         self.nudge();
         self.room.notify_all();
         self.wanted_segment.notify_all();
@@ -56,7 +56,13 @@ impl Log {
 
     /// The log takes no records any more, and no writer is to wait for it.
     pub fn has_stopped(&self) -> bool {
-        self.state.0.lock().stopping
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_no_more(&self) {
+        let mut state = self.state.0.lock();
+        state.stopping = true;
+        self.stopping.store(true, Ordering::Release);
     }
 
     /// Makes durable what is not yet, if there is anything.

@@ -163,7 +163,7 @@ impl Log {
     pub(super) fn fail(&self, error: Error) {
         tracing::error!(%error, "the log stopped");
         self.mark().fail(error);
-        self.state.0.lock().stopping = true;
+        self.take_no_more();
         self.room.notify_all();
         self.wanted_segment.notify_all();
     }

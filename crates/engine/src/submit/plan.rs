@@ -138,7 +138,7 @@ impl Engine {
         states: &[RwLockWriteGuard<'_, ObjectState>],
         names: &Names,
     ) -> Result<SmallVec<[Planned<'t>; 2]>> {
-        let mut plan = SmallVec::new();
+        let mut plan = SmallVec::with_capacity(txn.ops.len());
         let mut numbers: SmallVec<[u64; 4]> = states.iter().map(|state| state.number).collect();
         let mut changes = NameChanges::default();
         for (op, ready) in txn.ops.iter().zip(ready) {

@@ -93,6 +93,8 @@ impl Cursors {
         // From 1 on, since a cursor is never 0.
         let hash = (hash >> (64 - KIND_SHIFT + HEAD_BITS)).max(1);
         let cursor = kind << KIND_SHIFT | hash << HEAD_BITS | head;
+        // It may be a piece of a transaction's memory.
+        let key = key.as_key().to_owned_key();
         self.kept.lock().remember(cursor, of, key, client);
         cursor
     }

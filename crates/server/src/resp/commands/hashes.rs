@@ -102,9 +102,9 @@ impl<'d> Fields<'d> {
 }
 
 /// Reads the fields that these arguments name, all at once: what is not in memory is waited for together.
-fn read_ahead(call: &Call<'_>, txn: &mut Txn<'_>, head: Head, at: impl Iterator<Item = usize>) -> Outcome {
-    let keys: Vec<_> = at.map(|at| head.field_key(call.arg(at))).collect();
-    if keys.len() > 1 && head.fields > 0 {
+fn read_ahead(call: &Call<'_>, txn: &mut Txn<'_>, head: Head, at: impl ExactSizeIterator<Item = usize>) -> Outcome {
+    if at.len() > 1 && head.fields > 0 {
+        let keys: Vec<_> = at.map(|at| head.field_key(call.arg(at))).collect();
         let keys: Vec<Key<'_>> = keys.iter().map(|key| Key::Bytes(key)).collect();
         txn.get_many(&call.database()?.fields, &keys)?;
     }
