@@ -162,7 +162,7 @@ impl SegmentBuffer {
     /// A range for its one writer.
     ///
     /// # Safety
-    /// No other thread reads or writes the range until the caller has finished with it: a thread that knows of it waits.
+    /// No other thread reads or writes the range until the caller has finished with it: one that knows of it waits.
     #[expect(clippy::mut_from_ref, reason = "disjoint ranges of a shared buffer are the point of this type")]
     pub unsafe fn range_mut(&self, start: usize, len: usize) -> &mut [u8] {
         assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
@@ -203,10 +203,10 @@ pub struct BufferSlice {
 
 impl AsRef<[u8]> for BufferSlice {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: slices are only made of ranges found through the index, which the maker has waited for until they were
-        // whole (`Segments::with_whole`) and which are never written again in this life of the buffer, and of whole
-        // buffers while the log is replayed, which nothing writes until then; the buffer is not reused while this slice
-        // holds it.
+        // SAFETY: slices are only made of ranges found through the index, which the maker has waited for until they
+        // were whole (`Segments::with_whole`) and which are never written again in this life of the buffer, and of
+        // whole buffers while the log is replayed, which nothing writes until then; the buffer is not reused while this
+        // slice holds it.
         unsafe { self.buffer.range(self.start, self.len) }
     }
 }

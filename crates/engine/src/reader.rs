@@ -227,7 +227,8 @@ impl Reader {
     /// The payload at `loc` if it is in memory and not compressed there.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is not what was asked for; [`Error::Stopped`] if its writer panicked before it was whole.
+    /// [`Error::Corrupt`] if it is not what was asked for; [`Error::Stopped`] if its writer panicked before it was
+    /// whole.
     pub fn peek(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
         let from_buffer = self.segments.with_whole(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;

@@ -468,8 +468,8 @@ mod tests {
         }
     }
 
-    // Failure: a walk told of damage where there was none. Cause: it read a segment that the log had left up to its end,
-    // and a writer had not filled its record there. Fix: it reads what is written.
+    // Failure: a walk told of damage where there was none. Cause: it read a segment that the log had left up to its
+    // end, and a writer had not filled its record there. Fix: it reads what is written.
     #[test]
     fn a_walk_reads_only_what_is_written_though_the_log_is_in_the_next_segment() {
         let (_device, engine) = with_object();

@@ -1,7 +1,7 @@
 //! Streams: the entries of one name, in order, without reading the others.
 //!
-//! written here, and durable → entry, or one of other streams · else: first hole (a walk over the index, no entries) →
-//! all before it is decided → keys of the stream in each object → positions, sorted → entries
+//! written here, and durable → entry, or one of other streams · else: first hole (a walk over the index, no entries)
+//! → all before it is decided → keys of the stream in each object → positions, sorted → entries
 //!
 //! That an entry belongs to a stream stands in a key beside it, written in the same transaction. So a stream needs no
 //! sequencer that knows it, an entry belongs to all of its streams or is not there, and losing the sequencer loses
@@ -27,7 +27,8 @@ use crate::{Error, Result};
 
 /// Positions that one round looks through.
 const ROUND: u64 = 1 << 20;
-/// Recent entries of other streams that one call of [`StreamFollower::poll_recent`] passes at most: some ten microseconds.
+/// Recent entries of other streams that one call of [`StreamFollower::poll_recent`] passes at most: some ten
+/// microseconds.
 const PASSED_MAX: usize = 1_024;
 
 impl Log {

@@ -25,8 +25,8 @@ const PLACES: usize = 64;
 const FREE: Position = Position::MAX;
 /// A writer has it that has no range yet, so that its range will lie behind all that was given so far.
 const TAKEN: Position = Position::MAX - 1;
-/// A thread that still waits after `SPINS` looks lets others run, and after `YIELDS` sleeps for `NAP` between looks: the
-/// one that it waits for may need its processor, and be of a lower priority.
+/// A thread that still waits after `SPINS` looks lets others run, and after `YIELDS` sleeps for `NAP` between looks:
+/// the one that it waits for may need its processor, and be of a lower priority.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
@@ -144,7 +144,7 @@ impl Filling {
             for at in first..first + PLACES {
                 let at = at % PLACES;
                 let place = &self.places[at];
-                // What was filled from here before comes before what will be. Only a place that looks free is written to.
+                // What was filled from here before comes before what will be. Only one that looks free is written to.
                 if place.start.load(Ordering::Relaxed) == FREE
                     && place.start.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
                 {
@@ -176,8 +176,8 @@ impl Filling {
         is_whole
     }
 
-    /// Waits until what stands at `at` is whole; whether it is, since its writer may have panicked. The caller has found
-    /// that place where it is told only after its range was noted.
+    /// Waits until what stands at `at` is whole; whether it is, since its writer may have panicked. The caller has
+    /// found that place where it is told only after its range was noted.
     #[inline]
     #[must_use]
     pub fn wait_at(&self, at: Position) -> bool {
