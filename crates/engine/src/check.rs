@@ -203,12 +203,13 @@ impl Engine {
         let count = |spaces: &Spaces| spaces.slots.len() + spaces.omap.len() + spaces.extents.count();
         let total = objects.iter().map(|object| count(&object.state.read())).sum();
         let mut live = HashMap::new();
+        let mut written = self.log.as_ref().map_or((u32::MAX, 0), |log| log.reached());
         for object in &objects {
             report.objects += 1;
             for space in Space::ALL {
                 let mut from = Some(0);
                 while let Some(first) = from {
-                    from = self.check_pages(object, space, first, &mut live, &mut report)?;
+                    from = self.check_pages(object, space, first, &mut live, &mut written, &mut report)?;
                     progress(report.entries.min(total), total);
                 }
             }
@@ -255,6 +256,7 @@ impl Engine {
         space: Space,
         first: u64,
         live: &mut HashMap<u64, u64>,
+        written: &mut (u32, u64),
         report: &mut CheckReport,
     ) -> Result<Option<u64>> {
         let _pinned = self.segments.pin();
@@ -276,32 +278,33 @@ impl Engine {
             });
         }
         if report.deep {
-            self.check_values(object, number, &spaces, &pages, report)?;
+            self.check_values(object, number, &spaces, &pages, written, report)?;
         }
         Ok(numbers.next())
     }
 
-    /// Reads everything that some pages of an object's index point to.
+    /// Reads everything that some pages of an object's index point to. `written`: how far the log was when it was last
+    /// asked, which waits for a sync that is under way.
     fn check_values(
         &self,
         object: &Arc<Object>,
         number: u64,
         spaces: &Spaces,
         pages: &[Page],
+        written: &mut (u32, u64),
         report: &mut CheckReport,
     ) -> Result<()> {
         let mut entries = entries_of(pages);
         if let Some(log) = &self.log {
             // What was just written may stand in memory only.
-            let reached = log.reached();
             let place = |loc: Loc| {
                 let segment = self.segments.segment_of(loc.offset());
                 (self.segments.generation(segment), self.segments.within(loc.offset()))
             };
             // Cold segments are numbered with those of the log, and are written before the index points to them.
-            let recent = |loc: Loc| place(loc) >= reached;
-            if entries.iter().any(|(loc, _)| recent(*loc)) {
+            if entries.iter().any(|(loc, _)| place(*loc) >= *written) {
                 log.commit(false);
+                *written = log.reached();
             }
         }
         entries.sort_by_key(|(loc, _)| loc.offset());
