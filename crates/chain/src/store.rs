@@ -206,6 +206,10 @@ impl ObjectStore for ChainStore {
         self.keys(object, Part::omap(keys.iter().map(|key| &key[..])), |store| store.omap_get_many(object, keys))
     }
 
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.keys(object, Part::omap(keys.iter().map(|key| &key[..])), |store| store.omap_has_many(object, keys))
+    }
+
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         self.any(object, |store| store.omap_scan(object, scan))
     }

@@ -38,6 +38,7 @@ mod open;
 mod pages;
 mod policy;
 mod pool;
+mod prefetch;
 mod read;
 mod reader;
 mod readers;

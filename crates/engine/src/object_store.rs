@@ -15,6 +15,7 @@ use esker_store::{
 };
 
 use crate::engine::Engine;
+use crate::format::Loc;
 use crate::objects::ObjectState;
 use crate::read::{Shown, scan_limit};
 use crate::reader::{Asked, Sought};
@@ -171,7 +172,9 @@ impl ObjectStore for Engine {
             object,
             |lsn| (vec![None; keys.len()], Shown::none(lsn)),
             |state| {
-                let places = keys.iter().map(|key| state.omap.get(key)).collect::<std::result::Result<_, _>>()?;
+                let places = state.omap.get_many(keys)?;
+                // They are read once the lock is given back.
+                places.iter().flatten().for_each(|loc| self.reader.prefetch(*loc));
                 Ok((places, Shown::of(state)))
             },
         );
@@ -181,6 +184,29 @@ impl ObjectStore for Engine {
             return self.later(move |twin| twin.omap_get_many(&object, &keys));
         };
         self.values(pinned, looked, |number| Sought::Omap(&keys[number]))
+    }
+
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        let pinned = self.pin_with_room();
+        let looked = self.look(
+            object,
+            |lsn| (vec![None; keys.len()], Shown::none(lsn), 0),
+            |state| Ok((state.omap.get_many(keys)?, Shown::of(state), state.changed_lsn)),
+        );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, keys) = (object.clone(), keys.to_vec());
+            return self.later(move |twin| twin.omap_has_many(&object, &keys));
+        };
+        let (places, shown, changed) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
+        // Whether its writer waited for a sync stands in the record, which is not read: then at most for one of the
+        // object's last change that did.
+        let since = |loc: Loc| changed.min(self.segments.lsn_of(loc.offset()) + 1).max(shown.present);
+        let wait_to = places.iter().map(|place| place.map_or(shown.absent, since)).max().unwrap_or(0);
+        self.completion(Ok(places.iter().map(Option::is_some).collect()), wait_to)
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
@@ -227,7 +253,9 @@ impl ObjectStore for Engine {
             |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
             |state| {
                 let places = indexes.iter().map(|index| state.slots.get(*index));
-                Ok((places.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
+                let places = places.collect::<std::result::Result<Vec<_>, _>>()?;
+                places.iter().flatten().for_each(|loc| self.reader.prefetch(*loc));
+                Ok((places, Shown::of(state)))
             },
         );
         let Some(looked) = looked else {

@@ -249,6 +249,12 @@ impl Reader {
         Ok(Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes }))
     }
 
+    /// Has the processor fetch what stands at `loc`, if it is in a buffer: its header, and the beginning of what is long.
+    #[inline]
+    pub fn prefetch(&self, loc: Loc) {
+        self.segments.with_unwaited(loc.offset(), |buffer, start| buffer.prefetch(start));
+    }
+
     /// Whether what stands at `loc` is this value, if it is in memory: compared where it stands.
     ///
     /// # Errors

@@ -133,6 +133,16 @@ impl<V> Few<V> {
         at
     }
 
+    /// The keys that came after so many others, in the order of their coming.
+    pub(crate) fn keys_from(&self, at: usize) -> impl ExactSizeIterator<Item = &OwnedKey> {
+        self.list[at..].iter().map(|(key, _)| key)
+    }
+
+    /// The key at a place.
+    pub(crate) fn key_at(&self, at: usize) -> &OwnedKey {
+        &self.list[at].0
+    }
+
     /// What stands at a place.
     pub(crate) fn at(&self, at: usize) -> &V {
         &self.list[at].1

@@ -244,6 +244,16 @@ impl Namespace {
         self.0.placement.get_many(&self.0.shared.store, self.0.kind, keys, FIRST_KEYS)
     }
 
+    /// The same of keys that are owned, whose memory is shared.
+    pub(crate) fn get_stored_of<'k>(&self, keys: impl Iterator<Item = &'k OwnedKey>) -> Completion<Vec<Option<Bytes>>> {
+        self.0.placement.get_owned(&self.0.shared.store, self.0.kind, keys)
+    }
+
+    /// Whether something is stored under several keys, live or expired.
+    pub(crate) fn are_stored<'k>(&self, keys: impl Iterator<Item = &'k OwnedKey>) -> Completion<Vec<bool>> {
+        self.0.placement.has_owned(&self.0.shared.store, self.0.kind, keys)
+    }
+
     fn all_live(&self, stored: Vec<Option<Bytes>>) -> Result<Vec<Option<Entry>>> {
         stored.into_iter().map(|stored| self.live(stored)).collect()
     }

@@ -27,9 +27,11 @@ use esker_store::{
     Transaction,
 };
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use crate::layout::{Layout, WHOLE_RANGE_BITS, partition_of, slot_of};
-use crate::many::{self, Asked, Places};
+use crate::many::{self, Asked, FIRST_KEYS, Places};
+use crate::pieces::Pieces;
 use crate::{Key, Kind, OwnedKey};
 
 /// Ranges of int keys, and partitions of byte keys, whose ids are found without a lock. Where int keys lie whole these
@@ -379,7 +381,9 @@ impl Placement {
             Kind::Bytes => {
                 let keys = keys.iter().filter_map(|key| if let Key::Bytes(key) = *key { Some(key) } else { None });
                 if !self.is_parted() {
-                    return store.omap_get_many(&self.bytes, &keys.map(Bytes::copy_from_slice).collect::<Vec<_>>());
+                    let mut pieces = Pieces::default();
+                    let keys: SmallVec<[Bytes; 16]> = keys.map(|key| pieces.of(key, &[])).collect();
+                    return store.omap_get_many(&self.bytes, &keys);
                 }
                 let parts = by_partition(keys.map(|key| (self.partition(key), led(self.lead, key))));
                 self.asked(parts, Places::Omap)
@@ -390,6 +394,34 @@ impl Placement {
             }
         };
         many::values(store, keys.len(), asked, if self.is_parted() { first } else { usize::MAX })
+    }
+
+    /// As [`Placement::get_many`], of keys that are owned, whose memory is shared and not copied.
+    pub(crate) fn get_owned<'k>(
+        &self,
+        store: &Arc<dyn ObjectStore>,
+        kind: Kind,
+        keys: impl Iterator<Item = &'k OwnedKey>,
+    ) -> Completion<Vec<Option<Bytes>>> {
+        if kind == Kind::Bytes && !self.is_parted() {
+            let keys: SmallVec<[Bytes; 16]> = keys.filter_map(|key| key.as_bytes().cloned()).collect();
+            return store.omap_get_many(&self.bytes, &keys);
+        }
+        self.get_many(store, kind, &keys.map(OwnedKey::as_key).collect::<Vec<_>>(), FIRST_KEYS)
+    }
+
+    /// Whether something is stored under several keys of one kind.
+    pub(crate) fn has_owned<'k>(
+        &self,
+        store: &Arc<dyn ObjectStore>,
+        kind: Kind,
+        keys: impl Iterator<Item = &'k OwnedKey>,
+    ) -> Completion<Vec<bool>> {
+        if kind == Kind::Bytes && !self.is_parted() {
+            let keys: SmallVec<[Bytes; 16]> = keys.filter_map(|key| key.as_bytes().cloned()).collect();
+            return store.omap_has_many(&self.bytes, &keys);
+        }
+        self.get_owned(store, kind, keys).map(|values| values.iter().map(Option::is_some).collect())
     }
 
     fn asked<K>(&self, parts: ByPartition<K>, places: impl Fn(Vec<K>) -> Places) -> Vec<Asked> {
@@ -459,12 +491,14 @@ impl Placement {
     }
 
     /// Adds the guard that the store holds something under a key.
-    pub(crate) fn guard_present(&self, txn: &mut Transaction, key: Key<'_>) {
+    pub(crate) fn guard_present(&self, txn: &mut Transaction, key: impl Into<OwnedKey>) {
+        let key = key.into();
+        let object = self.object(key.as_key());
         let condition = match key {
-            Key::Int(key) => Condition::SlotPresent { index: self.split(key).1 },
-            Key::Bytes(key) => Condition::OmapPresent { key: self.omap_key(Bytes::copy_from_slice(key)) },
+            OwnedKey::Int(key) => Condition::SlotPresent { index: self.split(key).1 },
+            OwnedKey::Bytes(key) => Condition::OmapPresent { key: self.omap_key(key) },
         };
-        txn.guards.push(Guard { object: self.object(key), condition });
+        txn.guards.push(Guard { object, condition });
     }
 
     /// An entry's place in the expiry index.

@@ -79,9 +79,17 @@ struct Part {
 #[derive(Default)]
 struct Known {
     /// What the store held when it was first read, if it was.
-    found: Option<Option<Bytes>>,
+    found: Option<Found>,
     /// What is to become of it, if it is written: `None` removes it.
     own: Option<Option<Written>>,
+}
+
+/// What the store held under a key.
+enum Found {
+    Nothing,
+    /// An entry, which was not read.
+    Some,
+    Entry(Bytes),
 }
 
 /// An entry as it will be stored.
@@ -101,6 +109,8 @@ enum Stands<'p> {
     /// This is written, or was found; its time may have come.
     Entry(&'p Bytes),
     Nothing,
+    /// The store holds an entry, which was not read.
+    Unread,
     /// It was not read yet.
     Unknown,
 }
@@ -116,23 +126,32 @@ impl Part {
         let stored = match self.keys.at(at) {
             Known { own: Some(own), .. } => own.as_ref().map(|own| &own.stored),
             _ if self.may_hide() && self.hides(&key.to_owned_key()) => None,
-            Known { found: Some(found), .. } => found.as_ref(),
+            Known { found: Some(Found::Some), .. } => return Stands::Unread,
+            Known { found: Some(Found::Entry(stored)), .. } => Some(stored),
+            Known { found: Some(Found::Nothing), .. } => None,
             _ => return Stands::Unknown,
         };
         stored.map_or(Stands::Nothing, Stands::Entry)
     }
 
     /// Remembers what the store holds under the key at this place, and an expiry that it has.
-    fn note(&mut self, at: usize, key: Key<'_>, stored: Option<Bytes>) -> StoreResult<()> {
+    fn note(&mut self, at: usize, stored: Option<Bytes>) -> StoreResult<()> {
         let expires_ms = stored.as_deref().map(peek).transpose()?.and_then(|seen| seen.expires_ms);
-        self.seen.extend(expires_ms.map(|at| (key.to_owned_key(), at)));
+        self.seen.extend(expires_ms.map(|expires_ms| (self.keys.key_at(at).clone(), expires_ms)));
         let found = &mut self.keys.at_mut(at).found;
-        if found.is_none() {
-            // What was found first counts, since that is what is guarded.
+        // What was found first counts, since that is what is guarded: where there was an entry and is none, the commit
+        // will fail.
+        if found.is_none() || matches!((&found, &stored), (Some(Found::Some), Some(_))) {
             self.found_bytes += stored.as_ref().map_or(0, Bytes::len);
-            *found = Some(stored);
+            *found = Some(stored.map_or(Found::Nothing, Found::Entry));
         }
         Ok(())
+    }
+
+    /// Remembers whether the store holds an entry under the key at this place.
+    fn note_whether(&mut self, at: usize, is_there: bool) {
+        let found = &mut self.keys.at_mut(at).found;
+        found.get_or_insert(if is_there { Found::Some } else { Found::Nothing });
     }
 
     /// Writes over what stands under a key.
@@ -208,8 +227,11 @@ impl Part {
             }
         }
         for (key, Known { found, own }) in self.keys.take() {
-            if let Some(found) = found {
-                placement.guard(txn, key.clone(), found);
+            match found {
+                Some(Found::Some) => placement.guard_present(txn, key.clone()),
+                Some(Found::Entry(stored)) => placement.guard(txn, key.clone(), Some(stored)),
+                Some(Found::Nothing) => placement.guard(txn, key.clone(), None),
+                None => {}
             }
             self.wrote += usize::from(own.is_some());
             match own {
@@ -355,9 +377,9 @@ impl<'a> Txn<'a> {
         let of = self.part_at(namespace);
         let part = &mut self.parts[of];
         let at = part.keys.place(key);
-        if let Stands::Unknown = part.stands(at, key) {
+        if let Stands::Unknown | Stands::Unread = part.stands(at, key) {
             let stored = self.here(namespace.placement().get(namespace.store(), key))?;
-            self.parts[of].note(at, key, stored)?;
+            self.parts[of].note(at, stored)?;
         }
         Ok((of, at))
     }
@@ -422,15 +444,76 @@ impl<'a> Txn<'a> {
         let part = &mut self.parts[of];
         let places: Vec<usize> = keys.iter().map(|key| part.keys.place(*key)).collect();
         let all = || places.iter().zip(keys);
-        let unknown = |(at, key): &(&usize, &Key<'_>)| matches!(part.stands(**at, **key), Stands::Unknown);
+        let unknown =
+            |(at, key): &(&usize, &Key<'_>)| matches!(part.stands(**at, **key), Stands::Unknown | Stands::Unread);
         let wanted: Vec<(usize, Key<'_>)> = all().filter(unknown).map(|(at, key)| (*at, *key)).collect();
         if !wanted.is_empty() {
             let stored = self.here(namespace.get_stored(&wanted.iter().map(|(_, key)| *key).collect::<Vec<_>>()))?;
-            for ((at, key), stored) in wanted.into_iter().zip(stored) {
-                self.parts[of].note(at, key, stored)?;
+            for ((at, _), stored) in wanted.into_iter().zip(stored) {
+                self.parts[of].note(at, stored)?;
             }
         }
         places.iter().zip(keys).map(|(at, key)| self.live((of, *at), *key, Seen::of)).collect()
+    }
+
+    /// Whether entries stand under several keys, in their order, as this transaction left them: also such whose time has
+    /// come. Where the store can tell without, no value is read; what is there is guarded to be there, whatever it holds.
+    ///
+    /// # Errors
+    /// Those of [`Txn::get`].
+    pub fn has_many(&mut self, namespace: &Namespace, keys: &[Key<'_>]) -> Result<Vec<bool>> {
+        for key in keys {
+            namespace.check_key(*key)?;
+        }
+        let of = self.part_at(namespace);
+        let part = &mut self.parts[of];
+        let places: SmallVec<[usize; 16]> = keys.iter().map(|key| part.keys.place(*key)).collect();
+        let all = || places.iter().zip(keys);
+        let unknown = |(at, key): &(&usize, &Key<'_>)| matches!(part.stands(**at, **key), Stands::Unknown);
+        let wanted: SmallVec<[usize; 16]> = all().filter(unknown).map(|(at, _)| *at).collect();
+        if !wanted.is_empty() {
+            let there = self.here(namespace.are_stored(wanted.iter().map(|at| self.parts[of].keys.key_at(*at))))?;
+            wanted.iter().zip(there).for_each(|(at, there)| self.parts[of].note_whether(*at, there));
+        }
+        let part = &self.parts[of];
+        Ok(all().map(|(at, key)| matches!(part.stands(*at, *key), Stands::Entry(_) | Stands::Unread)).collect())
+    }
+
+    /// Reads keys that will be asked for, as far as that needs no wait: all that are not known yet in one look. What is
+    /// found is guarded as what [`Txn::get`] finds, or [`Txn::has_many`] where no values are wanted. False: they were not
+    /// read, since one of them is not in memory, or the store refuses so many values at once.
+    pub fn read_ahead(&mut self, namespace: &Namespace, keys: &[Key<'_>], values: bool) -> bool {
+        let of = self.part_at(namespace);
+        let part = &mut self.parts[of];
+        if part.may_hide() {
+            return false;
+        }
+        let from = part.keys.len();
+        keys.iter().filter(|key| namespace.check_key(**key).is_ok()).for_each(|key| _ = part.keys.place(*key));
+        if part.keys.len() == from {
+            return true;
+        }
+        // What is wrong is told by who reads it.
+        if values {
+            let read = namespace.get_stored_of(part.keys.keys_from(from));
+            let Some(Ok(stored)) = self.if_here(read) else { return false };
+            let part = &mut self.parts[of];
+            return (from..).zip(stored).all(|(at, stored)| part.note(at, stored).is_ok());
+        }
+        let read = namespace.are_stored(part.keys.keys_from(from));
+        let Some(Ok(there)) = self.if_here(read) else { return false };
+        (from..).zip(there).for_each(|(at, there)| self.parts[of].note_whether(at, there));
+        true
+    }
+
+    /// What was read, if it is here.
+    fn if_here<T: Send + 'static>(&self, read: Completion<T>) -> Option<StoreResult<T>> {
+        if !read.is_here() {
+            return None;
+        }
+        let (found, barrier) = read.into_parts();
+        self.behind(barrier);
+        Some(found)
     }
 
     /// Says that space is given back by it, or because of it: see

@@ -42,9 +42,14 @@ struct Watched {
     refused: AtomicUsize,
     /// Most guards of a transaction.
     guards: AtomicUsize,
+    /// Looks at databases, and keys that were looked at.
+    looks: AtomicUsize,
+    looked: AtomicUsize,
     /// Reads of the key `cold` wait.
     holds: AtomicBool,
     waiting: Mutex<Vec<(Promise<Option<Bytes>>, Bytes)>>,
+    /// Those that read it with others have no answer.
+    never: Mutex<Vec<Promise<Vec<Option<Bytes>>>>>,
 }
 
 impl Watched {
@@ -57,6 +62,18 @@ impl Watched {
 
     fn waits(&self) -> bool {
         !self.waiting.lock().is_empty()
+    }
+
+    fn count(&self, object: &ObjectId, keys: usize) {
+        if object.name().starts_with(b"db") {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            self.looked.fetch_add(keys, Ordering::SeqCst);
+        }
+    }
+
+    /// Looks since it was asked last, and keys that they looked at.
+    fn take_looks(&self) -> (usize, usize) {
+        (self.looks.swap(0, Ordering::SeqCst), self.looked.swap(0, Ordering::SeqCst))
     }
 }
 
@@ -88,7 +105,18 @@ impl Forward for Watched {
         Completion::ready(Err(error))
     }
 
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        self.count(object, keys.len());
+        if self.holds.load(Ordering::SeqCst) && keys.iter().any(|key| &key[..] == b"cold") {
+            let (promise, completion) = promised("values");
+            self.never.lock().push(promise);
+            return completion;
+        }
+        self.store.omap_get_many(object, keys)
+    }
+
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        self.count(object, 1);
         if key == b"cold" && self.holds.load(Ordering::SeqCst) {
             let (promise, completion) = promised("a value");
             self.waiting.lock().push((promise, Bytes::copy_from_slice(key)));
@@ -107,8 +135,11 @@ fn start() -> (Arc<Watched>, Running) {
         submits: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),
         guards: AtomicUsize::new(0),
+        looks: AtomicUsize::new(0),
+        looked: AtomicUsize::new(0),
         holds: AtomicBool::new(false),
         waiting: Mutex::default(),
+        never: Mutex::default(),
     });
     let config = Config { threads: 1, ..config() };
     let server =
@@ -182,6 +213,26 @@ impl Dice {
     }
 }
 
+impl Dice {
+    /// A command, or some of one name, which are looked at together.
+    fn commands(&mut self) -> Vec<String> {
+        let kind = self.below(14);
+        let alike = |dice: &mut Self| {
+            let key = ["a", "b", "c", "d", "n", "m", "h", "g"][dice.below(8)];
+            let number = dice.below(100);
+            match kind {
+                0 | 1 => format!("GET {key}"),
+                2 => format!("INCR {key}"),
+                3 => format!("HSET {key} f{} {number}", number % 5),
+                4 => format!("APPEND {key} {number}"),
+                5 => format!("SETNX {key} {number}"),
+                _ => dice.command(),
+            }
+        };
+        (0..1 + self.below(if kind < 6 { 20 } else { 1 })).map(|_| alike(self)).collect()
+    }
+}
+
 /// Pipelines answer, and leave behind, what the same commands do one by one; whatever the store refuses.
 #[test]
 fn a_pipeline_is_its_commands_one_by_one() {
@@ -195,7 +246,7 @@ fn a_pipeline_is_its_commands_one_by_one() {
         *store.refuses.lock() = refuses;
         let mut dice = Dice(seed);
         for round in 0..4 {
-            let lines: Vec<String> = (0..1 + dice.below(90)).map(|_| dice.command()).collect();
+            let lines: Vec<String> = (0..1 + dice.below(40)).flat_map(|_| dice.commands()).collect();
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             client.send(&commands(&lines));
             let (got, wanted) = (replies(&mut client, lines.len()), lines.iter().map(|line| other.run(line)));
@@ -455,4 +506,105 @@ fn one_command_that_was_slow_is_told_whole_though_others_might_have_joined_it() 
     assert_eq!(replies(&mut client, 2), [":8\r\n", "$8\r\n\0\0\0value\r\n"]);
     let slow = client.run("SLOWLOG GET -1").to_lowercase();
     assert!(slow.contains("*4\r\n$8\r\nsetrange\r\n$1\r\nk\r\n$1\r\n3\r\n$5\r\nvalue\r\n"), "{slow}");
+}
+
+/// GETs of one pipeline: one look at many keys, and what each by itself would have been told, and counted.
+#[test]
+fn gets_that_follow_one_another_are_few_looks() {
+    let (store, server) = start();
+    let mut client = server.client();
+    client.check("MSET k0 v0 k1 v1 k2 v2 k3 v3", "+OK\r\n");
+    client.check("HSET k4 f v", ":1\r\n");
+    client.check("SET k5 v PX 1", "+OK\r\n");
+    eventually("the key expires", || client.run("GET k5") == "$-1\r\n");
+    client.check("CONFIG RESETSTAT", "+OK\r\n");
+    store.take_looks();
+    let lines: Vec<String> = (0..60).map(|nth| format!("GET k{}", nth % 7)).collect();
+    client.send(&commands(&lines.iter().map(String::as_str).collect::<Vec<_>>()));
+    for (nth, reply) in replies(&mut client, 60).into_iter().enumerate() {
+        match nth % 7 {
+            4 => assert!(reply.starts_with("-WRONGTYPE"), "{nth}: {reply}"),
+            5 | 6 => assert_eq!(reply, "$-1\r\n", "{nth}"),
+            key => assert_eq!(reply, format!("$2\r\nv{key}\r\n"), "{nth}"),
+        }
+    }
+    let (looks, looked) = store.take_looks();
+    assert!(looks < 10 && looked == 60, "{looks} looks at {looked} keys");
+    let line = |info: String, name: &str| info.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    let told = line(client.run("INFO commandstats"), "cmdstat_get:");
+    assert!(told.contains("calls=60,") && told.contains("failed_calls=8"), "{told}");
+    assert_eq!(line(client.run("INFO stats"), "keyspace_hits:"), "keyspace_hits:36");
+    assert_eq!(line(client.run("INFO stats"), "keyspace_misses:"), "keyspace_misses:16");
+    // Commands behind them, a half one, and another's write between two pipelines.
+    let all = commands(&["GET k0", "GET k1", "SET k0 w", "GET k0", "GET k0", "INCR n", "GET n", "GET n"]);
+    let (first, rest) = all.split_at(all.len() - 9);
+    client.send(first);
+    let mut got = replies(&mut client, 7);
+    client.send(rest);
+    got.extend(replies(&mut client, 1));
+    let expected = ["$2\r\nv0\r\n", "$2\r\nv1\r\n", "+OK\r\n", "$1\r\nw\r\n", "$1\r\nw\r\n", ":1\r\n"];
+    assert_eq!(got[..6], expected);
+    assert_eq!(got[6..], ["$1\r\n1\r\n", "$1\r\n1\r\n"]);
+}
+
+/// Counters and hashes of one pipeline are looked at together, each key once, and nothing is read for them alone.
+#[test]
+fn what_commands_of_a_pipeline_read_is_few_looks() {
+    let (store, server) = start();
+    let mut client = server.client();
+    let counts: Vec<String> = (0..60).map(|nth| format!("INCR n{}", nth % 40)).collect();
+    let fields: Vec<String> = (0..60).map(|nth| format!("HSET h{} f {nth}", nth % 40)).collect();
+    for (lines, first, then) in [(counts, ":1\r\n", ":3\r\n"), (fields, ":1\r\n", ":0\r\n")] {
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        for round in 0..3 {
+            store.take_looks();
+            client.send(&commands(&lines));
+            let got = replies(&mut client, 60);
+            let (looks, looked) = store.take_looks();
+            match round {
+                0 => assert_eq!(got[0], first),
+                // Until then more and more are looked at.
+                1 => assert_eq!(got[0], then),
+                _ => assert!(looks <= 8 && looked <= 2 * 45, "{looks} looks at {looked} keys for {}", lines[0]),
+            }
+        }
+    }
+}
+
+/// Of large values few are looked at together, so that none is looked at again and again for commands before it.
+#[test]
+fn large_values_are_not_looked_at_for_others() {
+    let (store, server) = start();
+    let mut client = server.client();
+    for nth in 0..60 {
+        client.send(&encode(&["SET", &format!("large{nth}"), &"x".repeat(100_000)]));
+        assert_eq!(replies(&mut client, 1), ["+OK\r\n"]);
+    }
+    for (name, rest) in [("GET", ""), ("SETNX", " x"), ("APPEND", " x")] {
+        store.take_looks();
+        let lines: Vec<String> = (0..60).map(|nth| format!("{name} large{nth}{rest}")).collect();
+        client.send(&commands(&lines.iter().map(String::as_str).collect::<Vec<_>>()));
+        let got = replies(&mut client, 60);
+        assert!(got.iter().all(|reply| !reply.starts_with('-')), "{name}");
+        let (_, looked) = store.take_looks();
+        assert!(looked <= 2 * 60, "{name}: {looked} keys were looked at for 60 commands");
+    }
+}
+
+/// A value that is not in memory among GETs: those before and behind it are answered in their order, and no other
+/// client waits.
+#[test]
+fn gets_that_wait_for_a_value_are_answered_in_order() {
+    let (store, server) = start();
+    let (mut one, mut other) = (server.client(), server.client());
+    one.check("MSET cold 5 a 1 b 2", "+OK\r\n");
+    store.holds.store(true, Ordering::SeqCst);
+    one.send(&commands(&["GET a", "GET b", "GET cold", "GET a", "GET b", "INCR a"]));
+    eventually("the value is asked for", || store.waits());
+    other.check("GET b", "$1\r\n2\r\n");
+    other.check("SET b 3", "+OK\r\n");
+    store.give();
+    let got = replies(&mut one, 6);
+    assert_eq!(got[..4], ["$1\r\n1\r\n", "$1\r\n2\r\n", "$1\r\n5\r\n", "$1\r\n1\r\n"]);
+    assert_eq!(got[4..], ["$1\r\n3\r\n", ":2\r\n"]);
 }

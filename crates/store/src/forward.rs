@@ -119,6 +119,11 @@ pub trait Forward: Send + Sync {
         self.behind().omap_get_many(object, keys)
     }
 
+    /// As [`ObjectStore::omap_has_many`].
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.behind().omap_has_many(object, keys)
+    }
+
     /// As [`ObjectStore::omap_scan`].
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         self.behind().omap_scan(object, scan)
@@ -224,6 +229,9 @@ impl<F: Forward> ObjectStore for F {
     }
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         forwarded(self, Some(object), || Forward::omap_get_many(self, object, keys))
+    }
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        forwarded(self, Some(object), || Forward::omap_has_many(self, object, keys))
     }
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         forwarded(self, Some(object), || Forward::omap_scan(self, object, scan))

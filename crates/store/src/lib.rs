@@ -252,6 +252,12 @@ pub trait ObjectStore: Send + Sync {
     /// [`limits::GET_MANY_BYTES_MAX`] together.
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>>;
 
+    /// Whether several omap keys are there, all at the same moment. Stores that find it out by reading values have the
+    /// limit of [`ObjectStore::omap_get_many`]; the others read none.
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.omap_get_many(object, keys).map(|values| values.iter().map(Option::is_some).collect())
+    }
+
     /// Omap entries in key order, all at the same moment. May return fewer than `limit` (see
     /// [`limits::SCAN_BYTES_MAX`]); it returns none only when none are left in the range.
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>>;

@@ -87,9 +87,12 @@ impl Ahead {
 
 /// Whether a command reads what its keys hold.
 fn reads(command: &Command) -> bool {
-    // These overwrite most keys without a look at them.
-    let overwrites = matches!(command.name, "set" | "mset" | "setex" | "psetex");
-    !overwrites && !matches!(command.run, Run::Plain(_))
+    !overwrites(command) && !matches!(command.run, Run::Plain(_))
+}
+
+/// Whether a command overwrites most keys without a look at them.
+pub(crate) fn overwrites(command: &Command) -> bool {
+    matches!(command.name, "set" | "mset" | "setex" | "psetex")
 }
 
 /// Whether what comes behind a command may mean other keys, or nothing.

@@ -22,6 +22,8 @@ use crate::resp::awaited::{Answered, Awaited};
 use crate::resp::away::{self, Away};
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
+use crate::resp::foreseen::Foresight;
+use crate::resp::gets;
 use crate::resp::joint::{self, Ended, Join, Joint};
 use crate::resp::output::{Batch, Output};
 use crate::resp::parse::{Limits, Parser, Step};
@@ -77,6 +79,7 @@ pub(crate) struct Connection {
     alone_bytes: usize,
     /// How far into it the store has been told.
     ahead: Ahead,
+    foresight: Foresight,
     /// The stream may have more bytes.
     readable: bool,
     /// The other side closed, as far as the poll knows: read until it shows.
@@ -102,6 +105,7 @@ impl Connection {
             stalled: false,
             alone_bytes: 0,
             ahead: Ahead::default(),
+            foresight: Foresight::default(),
             readable: true,
             hung_up: false,
             ended: false,
@@ -369,12 +373,12 @@ impl Connection {
             let step = if stops { Ok(Step::Incomplete) } else { self.parser.next(rest, &limits) };
             let joined = match step {
                 Ok(Step::Command(len)) if may_join && used >= alone_to => {
-                    self.join(executor, &mut joint, rest, (used, len))
+                    self.join(executor, &mut joint, (rest, &limits), (used, len), &mut batch)
                 }
                 _ => Join::Alone,
             };
             match joined {
-                Join::Joined(len) => {
+                Join::Joined(len) | Join::Answered(len) => {
                     used += len;
                     continue;
                 }
@@ -453,13 +457,14 @@ impl Connection {
     }
 
     /// Runs the command of `len` bytes that `rest` begins with, and which stands at `used`, together with those before
-    /// it, or has it begin such a set where more has arrived behind it.
+    /// it, or has it begin such a set where more has arrived behind it, or answers it with those.
     fn join<'e>(
         &mut self,
         executor: &mut Executor<'e>,
         joint: &mut Option<Joint<'e>>,
-        rest: &[u8],
+        (rest, limits): (&[u8], &Limits),
         (used, len): (usize, usize),
+        batch: &mut Batch,
     ) -> Join {
         let session = &mut self.session;
         let goes_on = joint.is_some() || rest.len() > len;
@@ -468,7 +473,32 @@ impl Connection {
         }
         let repeated = self.parser.is_repeated(rest, len);
         let args = self.parser.args(rest);
-        Joint::join(joint, executor, session, args, (used, len, repeated), &mut self.output.bytes)
+        if repeated
+            && joint.is_none()
+            && let Some((index, command)) = executor.table.find_near(args.get(0), executor.before)
+            && command.name == "get"
+        {
+            let shared = executor.shared;
+            let Some(database) = shared.keyspace.database_if_open(session.database) else { return Join::Alone };
+            if !joint::lets_go_together(executor, session, command, args) {
+                return Join::Alone;
+            }
+            executor.before = index;
+            let of = (index, joint::wanted(&shared.keyspace, database, command));
+            let from = self.output.bytes.len();
+            let out_max = from - self.output.len() + shared.config.output_bytes_soft;
+            let out = (&mut self.output.bytes, out_max);
+            return match gets::answer(executor, session, of, (&mut self.foresight, rest, limits), out) {
+                Some(answered) => {
+                    batch.add(from, answered.barrier);
+                    (1..answered.replies).for_each(|_| batch.add(from, None));
+                    Join::Answered(answered.used)
+                }
+                None => Join::Alone,
+            };
+        }
+        let ahead = (&mut self.foresight, rest, limits);
+        Joint::join(joint, executor, session, args, (used, len, repeated), ahead, &mut self.output.bytes)
     }
 
     /// Commits the commands that were joined. `Some`: they are to be run alone, from this place of the input on.

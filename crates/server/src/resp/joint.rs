@@ -28,6 +28,8 @@ use esker_store::{Error, Waits, WhenBusy};
 use smallvec::SmallVec;
 
 use crate::resp::commands::{Call, Command, Executor, JOINS, MAKES_HASH, Run, Table};
+use crate::resp::foreseen::{Foresight, Wanted};
+use crate::resp::keyspace::{Database, Keyspace};
 use crate::resp::observer::Runs;
 use crate::resp::parse::{Args, Limits, Parser, Step};
 use crate::resp::refusal::{Refusal, store_error_line};
@@ -62,12 +64,16 @@ pub(crate) struct Joint<'e> {
     runs: SmallVec<[Runs; 2]>,
     commands: u64,
     keys: usize,
+    /// Commands that come next, of which what they read was looked at.
+    foreseen: usize,
 }
 
 /// What became of a command that might join.
 pub(crate) enum Join {
     /// It was run with those before it, and took so many bytes of the input.
     Joined(usize),
+    /// It was answered with those behind it, and they took so many.
+    Answered(usize),
     /// Those before it have to be committed first. Then it may be asked again.
     CommitFirst,
     /// It was not looked at, and is to be run alone, once those before it are committed.
@@ -93,13 +99,15 @@ pub(crate) fn may_join(shared: &Shared) -> bool {
 
 impl<'e> Joint<'e> {
     /// Runs a command with those of its pipeline before it, if it may go with them. `len`: its bytes, with framing;
-    /// `used`: where it begins in the input; `repeated`: behind it another of its name stands.
+    /// `used`: where it begins in the input; `repeated`: behind it another of its name stands, so that it is worth
+    /// while to look at the input from it on.
     pub(crate) fn join(
         joint: &mut Option<Self>,
         executor: &mut Executor<'e>,
         session: &mut Session,
         args: Args<'_>,
         (used, len, repeated): (usize, usize, bool),
+        (foresight, input, limits): (&mut Foresight, &[u8], &Limits),
         out: &mut Vec<u8>,
     ) -> Join {
         let shared: &'e Shared = executor.shared;
@@ -107,7 +115,11 @@ impl<'e> Joint<'e> {
         executor.before = index;
         // One that has a short way goes that way, unless others are likely to come with it.
         let begins = repeated || joint.is_some() || matches!(command.run, Run::Data(_));
-        if len > COMMAND_BYTES_MAX || !begins || !lets_join(executor, session, command, args) {
+        if len > COMMAND_BYTES_MAX
+            || !begins
+            || command.flags & JOINS == 0
+            || !lets_go_together(executor, session, command, args)
+        {
             return Join::Alone;
         }
         let Some(database) = shared.keyspace.database_if_open(session.database) else { return Join::Alone };
@@ -138,9 +150,16 @@ impl<'e> Joint<'e> {
                 txn.when_busy(WhenBusy::Refuse(Waits::default()));
                 let (barrier, runs, from) = (None, SmallVec::new(), out.len());
                 let tally = executor.tally;
-                joint.insert(Self { txn, barrier, used, from, began, tally, runs, commands: 0, keys: 0 })
+                joint.insert(Self { txn, barrier, used, from, began, tally, runs, commands: 0, keys: 0, foreseen: 0 })
             }
         };
+        if own.foreseen > 0 {
+            own.foreseen -= 1;
+        } else if repeated {
+            let mut wanted = wanted(&shared.keyspace, database, command);
+            wanted.commands_max -= own.commands as usize;
+            own.foreseen = foresight.read(&mut own.txn, wanted, input, limits).saturating_sub(1);
+        }
         own.keys += keys.len();
         executor.tally.commands += 1;
         session.client.last_command.store(index, std::sync::atomic::Ordering::Relaxed);
@@ -234,10 +253,21 @@ impl<'e> Joint<'e> {
     }
 }
 
-/// Whether the command, of this session, may go with others.
-fn lets_join(executor: &Executor<'_>, session: &Session, command: &Command, args: Args<'_>) -> bool {
-    command.flags & JOINS != 0
-        && command.accepts(args.len())
+/// What is looked ahead for from a command on.
+pub(crate) fn wanted<'e>(keyspace: &'e Keyspace, database: &'e Database, command: &'static Command) -> Wanted<'e> {
+    Wanted {
+        keyspace,
+        database,
+        command,
+        commands_max: COMMANDS_MAX as usize,
+        command_bytes_max: COMMAND_BYTES_MAX,
+        found_bytes_max: FOUND_BYTES_MAX,
+    }
+}
+
+/// Whether the command, of this session, may be run with others at once.
+pub(crate) fn lets_go_together(executor: &Executor<'_>, session: &Session, command: &Command, args: Args<'_>) -> bool {
+    command.accepts(args.len())
         && session.rights.as_ref().is_some_and(|rights| rights.has_all())
         && session.queue.is_none()
         && session.monitor.is_none()

@@ -100,6 +100,11 @@ impl Database {
         (&self.bytes, Key::Bytes(key))
     }
 
+    /// Where keys are kept that are no numbers, or all.
+    pub(crate) fn bytes(&self) -> &Namespace {
+        &self.bytes
+    }
+
     /// Namespaces of keys, in the order in which scans visit them.
     pub(crate) fn namespaces(&self) -> impl DoubleEndedIterator<Item = &Namespace> {
         self.int.iter().chain(std::iter::once(&self.bytes))

@@ -25,6 +25,8 @@ mod engine;
 mod event_loop;
 mod figures;
 mod flags;
+mod foreseen;
+mod gets;
 mod joint;
 pub(crate) mod keyspace;
 mod kinds;

@@ -166,6 +166,12 @@ impl Parser {
         Args { bytes: if self.inline { &self.unquoted } else { bytes }, spans: &self.spans }
     }
 
+    /// As [`Parser::args`] has it, an argument that outlives the next look: not that of an inline command.
+    pub(crate) fn arg_in<'a>(&self, bytes: &'a [u8], index: usize) -> Option<&'a [u8]> {
+        let span = self.spans.get(index).filter(|_| !self.inline)?;
+        bytes.get(span.start as usize..span.start as usize + span.len as usize)
+    }
+
     /// Whether behind the command at the start of `bytes`, of this length, one begins that has its name and as many
     /// arguments.
     #[inline]

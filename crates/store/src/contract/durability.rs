@@ -136,6 +136,7 @@ pub fn readers_wait_for_durable_writes(harness: &dyn Harness) {
         ("slot removed", Change::SlotRemove { index: 1 }, Box::new(|| assert!(got(store.slot_get(&o, 1)).is_none()))),
         ("omap", omap_set("k", "v"), Box::new(|| assert!(got(store.omap_get(&o, b"k")).is_some()))),
         ("many", omap_set("k", "w"), Box::new(|| drop(got(store.omap_get_many(&o, &[bytes("k")]))))),
+        ("has", omap_set("new", "w"), Box::new(|| assert_eq!(got(store.omap_has_many(&o, &[bytes("new")])), [true]))),
         ("omap scan", omap_set("l", "v"), Box::new(|| drop(whole_omap(store, &o)))),
         ("omap cleared", Change::OmapClear, Box::new(|| assert!(whole_omap(store, &o).is_empty()))),
         ("xattr", xattr_set("x", "v"), Box::new(|| assert!(got(store.xattr(&o, b"x")).is_some()))),

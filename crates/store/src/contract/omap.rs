@@ -170,6 +170,13 @@ pub fn omap_get_many_answers_in_the_order_asked(harness: &dyn Harness) {
     let found = got(store.omap_get_many(&object, &["c", "never", "a", "b", "a"].map(bytes)));
     assert_eq!(found, [Some(bytes("")), None, Some(bytes("1")), Some(bytes("2")), Some(bytes("1"))]);
     assert_eq!(got(store.omap_get_many(&object, &[])), []);
+    // Whether they are there, in the same order.
+    let asked = ["c", "never", "a", "", "a"].map(bytes);
+    assert_eq!(got(store.omap_has_many(&object, &asked)), [true, false, true, false, true]);
+    assert_eq!(got(store.omap_has_many(&object, &[])), []);
+    change(store, &object, [Change::OmapRemove { key: bytes("a") }]);
+    assert_eq!(got(store.omap_has_many(&object, &asked)), [true, false, false, false, false]);
+    assert_eq!(got(store.omap_has_many(&super::actions::object("never made"), &asked[..2])), [false, false]);
 }
 
 /// Values that are too many for one answer are refused by name, before they are all gathered.

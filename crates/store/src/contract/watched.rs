@@ -109,6 +109,9 @@ impl ObjectStore for Watched {
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         self.read_of(Some(object), || self.store.omap_get_many(object, keys))
     }
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.read_of(Some(object), || self.store.omap_has_many(object, keys))
+    }
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         self.read_of(Some(object), || self.store.omap_scan(object, scan))
     }

@@ -119,6 +119,9 @@ fn compare_object(store: &dyn ObjectStore, id: &ObjectId, object: &Object) -> Ch
     let found = store.omap_get_many(id, &keys).wait().map_err(|error| ("omap_get_many", error))?;
     let expected: Vec<_> = keys.iter().map(|key| object.omap.get(key).cloned()).collect();
     same_list(&format!("{id}: omap_get_many"), &expected, &found)?;
+    let found = store.omap_has_many(id, &keys).wait().map_err(|error| ("omap_has_many", error))?;
+    let expected: Vec<bool> = expected.iter().map(Option::is_some).collect();
+    same_list(&format!("{id}: omap_has_many"), &expected, &found)?;
 
     let slots = slots(store, id)?;
     let expected: Vec<_> = object.slots.clone().into_iter().collect();

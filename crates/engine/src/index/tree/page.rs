@@ -20,6 +20,8 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use crate::prefetch::{prefetch, prefetch_one};
+
 const MIXED: u16 = u16::MAX;
 /// Heads in a cache line.
 const LINE_HEADS: usize = 16;
@@ -148,6 +150,36 @@ impl<V: Copy> Page<V> {
             return None;
         }
         if self.key(at) == key { Some(at) } else { self.search_equal_heads(at, head, key).ok() }
+    }
+
+    /// Has the processor fetch what [`Self::candidate`] looks at.
+    #[inline]
+    pub(super) fn prefetch_heads(&self) {
+        prefetch(&self.heads);
+    }
+
+    /// The first place whose head is that of the key, if there is one; what [`Self::find_from`] looks at there is being
+    /// fetched.
+    #[inline]
+    pub(super) fn candidate(&self, key: &[u8]) -> Option<usize> {
+        let head = head_of(key.get(usize::from(self.prefix_len)..)?);
+        let at = self.heads_below(head);
+        if *self.heads.get(at)? != head {
+            return None;
+        }
+        prefetch_one(&self.values[at]);
+        if self.key_len == MIXED {
+            prefetch_one(&self.ends[at]);
+        } else {
+            prefetch(self.key(at));
+        }
+        Some(at)
+    }
+
+    /// Where exactly this key is, of which [`Self::candidate`] said `at`.
+    #[inline]
+    pub(super) fn find_from(&self, at: usize, key: &[u8]) -> Option<usize> {
+        if self.key(at) == key { Some(at) } else { self.search_equal_heads(at, self.heads[at], key).ok() }
     }
 
     /// `Ok`: the place of the key. `Err`: the place it would have.

@@ -111,14 +111,29 @@ fn read_ahead(call: &Call<'_>, txn: &mut Txn<'_>, head: Head, at: impl ExactSize
     Ok(())
 }
 
+/// The same where only whether they are there is asked for.
+fn look_ahead(call: &Call<'_>, txn: &mut Txn<'_>, head: Head, at: impl ExactSizeIterator<Item = usize>) -> Outcome {
+    if at.len() > 1 && head.fields > 0 {
+        let keys: Vec<_> = at.map(|at| head.field_key(call.arg(at))).collect();
+        let keys: Vec<Key<'_>> = keys.iter().map(|key| Key::Bytes(key)).collect();
+        txn.has_many(&call.database()?.fields, &keys)?;
+    }
+    Ok(())
+}
+
+/// Whether the field of this key is there; fields do not expire by themselves.
+fn has(txn: &mut Txn<'_>, database: &Database, field_key: &[u8]) -> Result<bool, Refusal> {
+    Ok(txn.has_many(&database.fields, &[Key::Bytes(field_key)])?[0])
+}
+
 fn set_pairs(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Result<i64, Refusal> {
     let (key, database) = (call.arg(1), call.database()?);
     let (mut head, expires_ms) = load_or_new(call, txn, key)?;
     let before = head.fields;
-    read_ahead(call, txn, head, (2..call.args.len()).step_by(2))?;
+    look_ahead(call, txn, head, (2..call.args.len()).step_by(2))?;
     for at in (2..call.args.len()).step_by(2) {
         let field_key = head.field_key(call.arg(at));
-        head.fields += u64::from(txn.look(&database.fields, &field_key[..], |_| ())?.is_none());
+        head.fields += u64::from(!has(txn, database, &field_key)?);
         txn.put_value(&database.fields, &field_key[..], call.arg(at + 1), None, 0);
     }
     if head.fields == before {
@@ -150,7 +165,7 @@ pub(crate) fn hmset(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
 pub(crate) fn hsetnx(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let (key, name) = (call.arg(1), call.arg(2));
     let (mut head, expires_ms) = load_or_new(call, txn, key)?;
-    if field(txn, call.database()?, head, name)?.is_some() {
+    if has(txn, call.database()?, &head.field_key(name))? {
         call.reply.int(0);
         return Ok(());
     }
@@ -219,10 +234,10 @@ pub(crate) fn hdel(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     };
     let (keyspace, database) = (&call.shared.keyspace, call.database()?);
     let before = head.fields;
-    read_ahead(call, txn, head, 2..call.args.len())?;
+    look_ahead(call, txn, head, 2..call.args.len())?;
     for name in call.args.from(2) {
         let field_key = head.field_key(name);
-        if head.fields > 0 && txn.get(&database.fields, &field_key[..])?.is_some() {
+        if head.fields > 0 && has(txn, database, &field_key)? {
             txn.remove(&database.fields, &field_key[..]);
             head.fields -= 1;
         }

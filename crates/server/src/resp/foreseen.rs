@@ -1,0 +1,171 @@
+//! Keys of commands that are likely to join, read in one look.
+//!
+//! ```text
+//! first command that joins, and the input behind it → commands of its name → stripes of their keys, as far as they are
+//!         free → one look for all keys → of hashes that were found: one look for the first field of each command
+//! ```
+//!
+//! A look at one key takes the locks and the memory that a look at sixteen takes once.
+//!
+//! Invariants:
+//! 1. Nothing is waited for and no reply changes: what is not read here is read by its command.
+//! 2. A key is read once its stripe is held, and after it was said that it may become a hash, as by its command.
+//! 3. Where what is found is too much to go together, fewer commands are looked at the next time: nothing is read again
+//!    and again for one command each.
+
+use esker_kv::{Key, Txn};
+use smallvec::SmallVec;
+
+use crate::resp::ahead::overwrites;
+use crate::resp::commands::{Command, MAKES_HASH};
+use crate::resp::keyspace::{Database, HASH, Head, Keyspace};
+use crate::resp::parse::{Limits, Parser, Step};
+
+/// Fewer commands are looked at by a factor, and more by another.
+const FEWER: usize = 4;
+const MORE: usize = 2;
+
+/// Most commands that are looked at together.
+const COMMANDS_MAX: usize = 64;
+
+/// A command of one key.
+#[derive(Clone, Copy)]
+struct Foreseen<'b> {
+    key: &'b [u8],
+    /// The field that it names first, if it is one of hashes.
+    field: &'b [u8],
+    /// Where it ends in the input.
+    end: usize,
+}
+
+/// What one connection looks ahead.
+pub(crate) struct Foresight {
+    parser: Parser,
+    /// Commands that are looked at together, with the first.
+    commands: usize,
+}
+
+/// What commands are looked at for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'e> {
+    pub(crate) keyspace: &'e Keyspace,
+    pub(crate) database: &'e Database,
+    pub(crate) command: &'static Command,
+    /// Most commands that may go together, bytes of one, and bytes that they may find.
+    pub(crate) commands_max: usize,
+    pub(crate) command_bytes_max: usize,
+    pub(crate) found_bytes_max: usize,
+}
+
+impl Default for Foresight {
+    fn default() -> Self {
+        Self { parser: Parser::new(), commands: MORE }
+    }
+}
+
+impl Foresight {
+    /// Reads into a transaction, which holds the stripes of the command at the start of `input`, what that one and those
+    /// behind it will ask for. How many they are; 0: nothing was read.
+    pub(crate) fn read(&mut self, txn: &mut Txn<'_>, wanted: Wanted<'_>, input: &[u8], limits: &Limits) -> usize {
+        let commands_max = self.grow(wanted);
+        if commands_max < 2 || wanted.command.keys != (1, 1, 1) || overwrites(wanted.command) {
+            return 0;
+        }
+        let makes_hash = wanted.command.flags & MAKES_HASH != 0;
+        let may_read = |key: &[u8]| {
+            (!makes_hash || wanted.keyspace.expect_hash_now(key)) && txn.try_hold(&[wanted.database.locate(key)])
+        };
+        let foreseen = self.commands_in(wanted, (input, limits), commands_max, may_read);
+        let is_read = foreseen.len() > 1 && look(txn, wanted, &foreseen);
+        if foreseen.len() > 1 && !is_read || txn.found_bytes() > wanted.found_bytes_max {
+            self.look_at_fewer(commands_max);
+        }
+        if is_read { foreseen.len() } else { 0 }
+    }
+
+    /// The keys of the GET at the start of `input` and of those behind it, with where each ends there.
+    pub(crate) fn gets<'b>(
+        &mut self,
+        wanted: Wanted<'_>,
+        input: &'b [u8],
+        limits: &Limits,
+    ) -> SmallVec<[(Key<'b>, usize); 16]> {
+        let commands_max = self.grow(wanted);
+        // All of them are to be in one object, which shows one moment.
+        let whole = wanted.database.bytes();
+        let is_there = |key: &[u8]| std::ptr::eq(wanted.database.locate(key).0, whole);
+        let gets = self.commands_in(wanted, (input, limits), commands_max, is_there);
+        gets.iter().map(|get| (Key::Bytes(get.key), get.end)).collect()
+    }
+
+    /// How many commands are looked at now; more the next time.
+    fn grow(&mut self, wanted: Wanted<'_>) -> usize {
+        let commands = self.commands;
+        self.commands = (commands * MORE).min(COMMANDS_MAX);
+        commands.min(wanted.commands_max)
+    }
+
+    /// So many at once were too many.
+    pub(crate) fn look_at_fewer(&mut self, commands: usize) {
+        self.commands = (commands / FEWER).max(1);
+    }
+
+    /// The commands at the start of `input` that have the first one's name, at most so many, as far as their keys may be
+    /// read.
+    fn commands_in<'b>(
+        &mut self,
+        wanted: Wanted<'_>,
+        (input, limits): (&'b [u8], &Limits),
+        commands_max: usize,
+        mut may_read: impl FnMut(&[u8]) -> bool,
+    ) -> SmallVec<[Foreseen<'b>; 16]> {
+        let (command, mut at) = (wanted.command, 0);
+        let mut all = SmallVec::new();
+        while all.len() < commands_max {
+            let rest = &input[at..];
+            let Ok(Step::Command(len)) = self.parser.next(rest, limits) else {
+                // It may be in the midst of one.
+                self.parser = Parser::new();
+                break;
+            };
+            let args = self.parser.args(rest);
+            let is_alike = args.get(0).eq_ignore_ascii_case(command.name.as_bytes()) && command.accepts(args.len());
+            let (Some(key), true) = (self.parser.arg_in(rest, 1), is_alike && len <= wanted.command_bytes_max) else {
+                break;
+            };
+            if !may_read(key) {
+                break;
+            }
+            at += len;
+            all.push(Foreseen { key, field: self.parser.arg_in(rest, 2).unwrap_or_default(), end: at });
+        }
+        all
+    }
+}
+
+/// Reads what these commands ask for. False: not all of it could be.
+fn look(txn: &mut Txn<'_>, wanted: Wanted<'_>, foreseen: &[Foreseen<'_>]) -> bool {
+    let database = wanted.database;
+    let located = || foreseen.iter().map(|one| database.locate(one.key));
+    for namespace in database.namespaces() {
+        let here = located().filter(|(of, _)| std::ptr::eq(*of, namespace));
+        let keys: SmallVec<[Key<'_>; 16]> = here.map(|(_, key)| key).collect();
+        if !keys.is_empty() && !txn.read_ahead(namespace, &keys, true) {
+            return false;
+        }
+    }
+    if wanted.command.group != "hash" {
+        return true;
+    }
+    let mut fields = SmallVec::<[_; 16]>::new();
+    for (one, (namespace, key)) in foreseen.iter().zip(located()) {
+        let head = txn.look(namespace, key, |seen| (seen.tag == HASH).then(|| Head::decode(seen.value).ok())?);
+        if let Ok(Some(Some(head))) = head {
+            fields.push(head.field_key(one.field));
+        }
+    }
+    let fields: SmallVec<[Key<'_>; 16]> = fields.iter().map(|field| Key::Bytes(field)).collect();
+    // Others overwrite fields, whatever they hold.
+    let values = !matches!(wanted.command.name, "hset" | "hmset" | "hsetnx");
+    txn.read_ahead(&database.fields, &fields, values)
+}
