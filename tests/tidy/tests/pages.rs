@@ -108,6 +108,36 @@ fn the_readme_is_read_in_a_few_minutes() {
     assert!((2_048..=6_144).contains(&bytes), "{bytes} bytes");
 }
 
+/// Figures of a text, of three or more digits, without the marks between thousands.
+fn figures(text: &str) -> Vec<String> {
+    text.split(|at: char| !at.is_ascii_digit() && at != ',')
+        .map(|figure| figure.replace(',', ""))
+        .filter(|figure| figure.len() >= 3)
+        .collect()
+}
+
+/// Failure: the README kept figures that a page had replaced, and some that stood on no page.
+#[test]
+fn figures_of_the_readme_stand_on_the_pages_that_say_how_they_were_measured() {
+    let readme = text("README.md");
+    let section = readme.split("## ").find(|section| section.starts_with("Beside its peers")).unwrap();
+    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 8, "README.md has lost its table");
+    let measured: std::collections::HashSet<String> =
+        pages().iter().filter(|page| page.starts_with("docs/measurements/")).flat_map(|page| figures(&text(page))).collect();
+    for row in rows {
+        // What stands before "/s".
+        for cell in row.split('|').filter(|cell| cell.contains("/s")) {
+            let rates = figures(cell.split("/s").next().unwrap());
+            assert!(!rates.is_empty(), "{cell}");
+            for rate in rates {
+                assert!(measured.contains(&rate), "README.md: {rate} of `{row}` stands on no page of docs/measurements");
+            }
+        }
+    }
+    assert_eq!(figures("Redis 7, 34,208/s, 2,550 to 3,400/s"), ["34208", "2550", "3400"]);
+}
+
 #[test]
 fn architecture_fits_on_two_pages() {
     let lines = text("ARCHITECTURE.md").lines().count();
