@@ -123,15 +123,21 @@ fn figures_of_the_readme_stand_on_the_pages_that_say_how_they_were_measured() {
     let section = readme.split("## ").find(|section| section.starts_with("Beside its peers")).unwrap();
     let rows: Vec<&str> = section.lines().filter(|line| line.starts_with('|')).collect();
     assert!(rows.len() > 8, "README.md has lost its table");
-    let measured: std::collections::HashSet<String> =
-        pages().iter().filter(|page| page.starts_with("docs/measurements/")).flat_map(|page| figures(&text(page))).collect();
+    let measured: std::collections::HashSet<String> = pages()
+        .iter()
+        .filter(|page| page.starts_with("docs/measurements/"))
+        .flat_map(|page| figures(&text(page)))
+        .collect();
     for row in rows {
         // What stands before "/s".
         for cell in row.split('|').filter(|cell| cell.contains("/s")) {
             let rates = figures(cell.split("/s").next().unwrap());
             assert!(!rates.is_empty(), "{cell}");
             for rate in rates {
-                assert!(measured.contains(&rate), "README.md: {rate} of `{row}` stands on no page of docs/measurements");
+                assert!(
+                    measured.contains(&rate),
+                    "README.md: {rate} of `{row}` stands on no page of docs/measurements"
+                );
             }
         }
     }
