@@ -10,8 +10,8 @@
 //! Invariants:
 //! 1. Nothing is waited for and no reply changes: what is not read here is read by its command.
 //! 2. A key is read once its stripe is held, and after it was said that it may become a hash, as by its command.
-//! 3. Where what is found is too much to go together, fewer commands are looked at the next time: nothing is read again
-//!    and again for one command each.
+//! 3. Where what is found is too much to go together, fewer commands are looked at the next time, and none for a while
+//!    where it is not in memory: nothing is read again and again for one command each.
 
 use esker_kv::{Key, Txn};
 use smallvec::SmallVec;
@@ -25,6 +25,10 @@ use crate::resp::parse::{Limits, Parser, Step};
 const FEWER: usize = 4;
 const MORE: usize = 2;
 
+/// Commands that are run without a look after one found what is not in memory: twice as many each time, up to the
+/// second. Their values are on their way by their own reads, and a look that is in vain has each of them read twice.
+const PAUSE_MIN: usize = 64;
+const PAUSE_MAX: usize = 4_096;
 /// Most commands that are looked at together.
 const COMMANDS_MAX: usize = 64;
 
@@ -43,6 +47,10 @@ pub(crate) struct Foresight {
     parser: Parser,
     /// Commands that are looked at together, with the first.
     commands: usize,
+    /// Commands that are still to be run without a look.
+    passes: usize,
+    /// How many after the next look that is in vain.
+    pause: usize,
 }
 
 /// What commands are looked at for.
@@ -59,7 +67,7 @@ pub(crate) struct Wanted<'e> {
 
 impl Default for Foresight {
     fn default() -> Self {
-        Self { parser: Parser::new(), commands: MORE }
+        Self { parser: Parser::new(), commands: MORE, passes: 0, pause: PAUSE_MIN }
     }
 }
 
@@ -76,11 +84,15 @@ impl Foresight {
             (!makes_hash || wanted.keyspace.expect_hash_now(key)) && txn.try_hold(&[wanted.database.locate(key)])
         };
         let foreseen = self.commands_in(wanted, (input, limits), commands_max, may_read);
-        let is_read = foreseen.len() > 1 && look(txn, wanted, &foreseen);
-        if foreseen.len() > 1 && !is_read || txn.found_bytes() > wanted.found_bytes_max {
-            self.look_at_fewer(commands_max);
+        if foreseen.len() < 2 {
+            return 0;
         }
-        if is_read { foreseen.len() } else { 0 }
+        if !look(txn, wanted, &foreseen) {
+            self.was_in_vain();
+            return 0;
+        }
+        self.found(foreseen.len(), txn.found_bytes() > wanted.found_bytes_max);
+        foreseen.len()
     }
 
     /// The keys of the GET at the start of `input` and of those behind it, with where each ends there.
@@ -100,14 +112,27 @@ impl Foresight {
 
     /// How many commands are looked at now; more the next time.
     fn grow(&mut self, wanted: Wanted<'_>) -> usize {
+        if self.passes > 0 {
+            self.passes -= 1;
+            return 0;
+        }
         let commands = self.commands;
         self.commands = (commands * MORE).min(COMMANDS_MAX);
         commands.min(wanted.commands_max)
     }
 
-    /// So many at once were too many.
-    pub(crate) fn look_at_fewer(&mut self, commands: usize) {
-        self.commands = (commands / FEWER).max(1);
+    /// What so many commands read was found, and is too much to go together if it `is_large`.
+    pub(crate) fn found(&mut self, commands: usize, is_large: bool) {
+        self.pause = PAUSE_MIN;
+        if is_large {
+            self.commands = (commands / FEWER).max(1);
+        }
+    }
+
+    /// Not all of it was in memory, or the store did not tell.
+    pub(crate) fn was_in_vain(&mut self) {
+        self.passes = self.pause;
+        self.pause = (self.pause * MORE).min(PAUSE_MAX);
     }
 
     /// The commands at the start of `input` that have the first one's name, at most so many, as far as their keys may be

@@ -47,17 +47,16 @@ pub(crate) fn answer(
     let keys: SmallVec<[_; 16]> = gets.iter().map(|(key, _)| *key).collect();
     let found = wanted.database.bytes().entries(&keys);
     if !found.is_here() {
-        foresight.look_at_fewer(gets.len());
+        foresight.was_in_vain();
         return None;
     }
     let (found, barrier) = found.into_parts();
     let Ok(found) = found else {
-        foresight.look_at_fewer(gets.len());
+        foresight.was_in_vain();
         return None;
     };
-    if found.iter().flatten().map(|entry| entry.value.len()).sum::<usize>() > wanted.found_bytes_max {
-        foresight.look_at_fewer(gets.len());
-    }
+    let bytes: usize = found.iter().flatten().map(|entry| entry.value.len()).sum();
+    foresight.found(gets.len(), bytes > wanted.found_bytes_max);
     let (mut used, mut replies, mut failed) = (0, 0, 0);
     for (entry, (_, end)) in found.into_iter().zip(gets) {
         let (start, tally) = (out.len(), executor.tally);
