@@ -216,6 +216,27 @@ fn nobody_is_shown_what_a_crash_could_take_back() {
     assert_eq!(writer.reply().unwrap(), b":1\r\n");
 }
 
+/// Commands of one name in a pipeline look together: all of them wait for what any of them shows.
+#[test]
+fn what_a_pipeline_looks_at_together_is_shown_once_it_is_durable() {
+    let (store, address, _stop) = start();
+    let (mut writer, mut reader, mut other) =
+        (Client::connect(address), Client::connect(address), Client::connect(address));
+    writer.send(&[encode(&["SET", "k", "v"]), encode(&["HSET", "h", "f", "v"])].concat());
+    eventually("both are applied", || store.holds(b"h") && store.mark.wanted() == store.written.load(Ordering::SeqCst));
+    reader.send(&[encode(&["GET", "none"]), encode(&["GET", "k"]), encode(&["GET", "k"])].concat());
+    other.send(&encode(&["HSETNX", "h", "f", "w"]).repeat(3));
+    expect_silence(&mut reader);
+    expect_silence(&mut other);
+    store.sync_now();
+    for expected in ["$-1\r\n", "$1\r\nv\r\n", "$1\r\nv\r\n"] {
+        assert_eq!(String::from_utf8(reader.reply().unwrap()).unwrap(), expected);
+    }
+    for _ in 0..3 {
+        assert_eq!(other.reply().unwrap(), b":0\r\n");
+    }
+}
+
 #[test]
 fn relaxed_mode_waits_only_when_asked_to() {
     let (store, address, _stop) = start();
