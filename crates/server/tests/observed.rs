@@ -108,6 +108,13 @@ impl Forward for SlowKey {
         }
         self.0.omap_get(object, key)
     }
+
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        if keys.iter().any(|key| key == "big") {
+            std::thread::sleep(BIG_TAKES);
+        }
+        self.0.omap_get_many(object, keys)
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "format",
     "compress",
     "policy",
+    "prefetch",
     "pool",
     "gather",
     "stages",

@@ -6,7 +6,8 @@
 //! arrival and its reply, and none an earlier one than those before it.
 //!
 //! Invariants:
-//! 1. Where a value is not in memory, or the look fails, nothing was done: each is run alone.
+//! 1. Where a value is not in memory, or the look fails, nothing was done: each is run alone. So is each where the look
+//!    was slow, so that the slow log names the one that is.
 //! 2. No reply is written once output has to wait for its client: what was looked at for later ones is looked at again.
 //! 3. What is counted is what was replied.
 
@@ -24,7 +25,7 @@ use crate::resp::session::Session;
 use crate::resp::slowlog::KeptArgs;
 
 /// Replies that were written: how many bytes of input they answer, how many they are, and what they wait for.
-pub(crate) struct Answered {
+pub(crate) struct Replied {
     pub(crate) used: usize,
     pub(crate) replies: u64,
     pub(crate) barrier: Option<Barrier>,
@@ -38,7 +39,7 @@ pub(crate) fn answer(
     (index, wanted): (usize, Wanted<'_>),
     (foresight, input, limits): (&mut Foresight, &[u8], &Limits),
     (out, out_max): (&mut Vec<u8>, usize),
-) -> Option<Answered> {
+) -> Option<Replied> {
     let gets = foresight.gets(wanted, input, limits);
     if gets.len() < 2 {
         return None;
@@ -51,7 +52,7 @@ pub(crate) fn answer(
         return None;
     }
     let (found, barrier) = found.into_parts();
-    let Ok(found) = found else {
+    let (Ok(found), false) = (found, executor.observer.is_slow(began.elapsed())) else {
         foresight.was_in_vain();
         return None;
     };
@@ -88,5 +89,5 @@ pub(crate) fn answer(
     session.client.last_command.store(index, std::sync::atomic::Ordering::Relaxed);
     let runs: SmallVec<[Runs; 1]> = smallvec![Runs { command: index, calls: replies, failed }];
     executor.observer.ran_jointly(session, began, &runs, KeptArgs::of_name);
-    Some(Answered { used, replies, barrier })
+    Some(Replied { used, replies, barrier })
 }

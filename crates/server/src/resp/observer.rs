@@ -184,6 +184,11 @@ impl<'e> Observer<'e> {
         self.shared.slowlog.slow_from_ns().min(self.shared.spikes.long_from_ns())
     }
 
+    /// Whether what took so long is noted as slow.
+    pub(crate) fn is_slow(&self, took: Duration) -> bool {
+        u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) >= self.slow_from_ns()
+    }
+
     /// Whether a command that was run is timed with those before or behind it.
     #[inline]
     fn is_brief(&self, session: &Session, index: usize, failed: bool, replied: usize) -> bool {
