@@ -159,7 +159,7 @@ impl Forward for Late {
         let values = self.store.omap_get_many(object, keys);
         if object.name().starts_with(b"db0")
             && let Some(known) = &*self.one_by_one.lock()
-            && keys.iter().any(|key| !known.contains(&[object.name(), key].concat()))
+            && keys.iter().any(|key| !known.contains(&[object.name(), &key[..]].concat()))
         {
             let (promise, completion) = promised("values");
             self.waits.lock().push(Asked::Several(promise, values.into_parts()));
