@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, Scan};
+use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, OwnedKey, Scan};
 use esker_memory::MemoryStore;
 use esker_store::contract::deaf::Deaf;
 use esker_store::{
@@ -261,6 +261,41 @@ fn a_transaction_fails_whole_when_another_face_changed_what_it_read() {
     theirs.put("c", "3").wait().unwrap();
     assert!(matches!(txn.commit(Durability::Durable).wait(), Err(StoreError::GuardFailed { .. })));
     assert_eq!(ours.get("b").wait().unwrap(), None);
+}
+
+/// What was asked for whether it is there is guarded to be so, whatever it holds, and what was read as well is guarded
+/// whole.
+#[test]
+fn a_transaction_that_asked_what_is_there_fails_when_another_face_changed_that() {
+    type Meanwhile = fn(&Namespace, [&OwnedKey; 2]);
+    let overwrites: Meanwhile = |theirs, [there, _]| theirs.put(there, "other").wait().unwrap();
+    let removes: Meanwhile = |theirs, [there, _]| assert!(theirs.remove(there).wait().unwrap());
+    let adds: Meanwhile = |theirs, [_, missing]| theirs.put(missing, "new").wait().unwrap();
+    for kind in KINDS {
+        for (meanwhile, reads, holds) in
+            [(overwrites, false, true), (overwrites, true, false), (removes, false, false), (adds, false, false)]
+        {
+            for ahead in [false, true] {
+                let (_store, [(kv, ours), (_, theirs)]) = two(kind);
+                let (there, missing, own) = (nth(kind, 1), nth(kind, 2), nth(kind, 3));
+                ours.put(&there, "one").wait().unwrap();
+                let mut txn = kv.begin(&[(&ours, (&own).into())]);
+                let keys = [(&there).into(), (&missing).into()];
+                assert!(!ahead || txn.read_ahead(&ours, &keys, false));
+                assert_eq!(txn.has_many(&ours, &keys).unwrap(), [true, false]);
+                if reads {
+                    assert_eq!(txn.get(&ours, &there).unwrap().unwrap().value, bytes("one"));
+                }
+                txn.put(&ours, &own, Entry::new("mine"));
+                assert_eq!(txn.has_many(&ours, &[(&own).into(), (&there).into()]).unwrap(), [true, true]);
+                meanwhile(&theirs, [&there, &missing]);
+                let done = txn.commit(Durability::Durable).wait();
+                let failed = matches!(done, Err(StoreError::GuardFailed { .. }));
+                assert!(if holds { done.is_ok() } else { failed }, "{kind:?}, reads {reads}, ahead {ahead}: {done:?}");
+                assert_eq!(ours.get(&own).wait().unwrap().is_some(), holds);
+            }
+        }
+    }
 }
 
 /// Failure: of a long value that a transaction removed only its being there was compared: what it had read, and written
