@@ -249,7 +249,8 @@ impl Reader {
         Ok(Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes }))
     }
 
-    /// Has the processor fetch what stands at `loc`, if it is in a buffer: its header, and the beginning of what is long.
+    /// Has the processor fetch what stands at `loc`, if it is in a buffer: its header, and the beginning of what is
+    /// long.
     #[inline]
     pub fn prefetch(&self, loc: Loc) {
         self.segments.with_unwaited(loc.offset(), |buffer, start| buffer.prefetch(start));

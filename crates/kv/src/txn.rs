@@ -456,8 +456,9 @@ impl<'a> Txn<'a> {
         places.iter().zip(keys).map(|(at, key)| self.live((of, *at), *key, Seen::of)).collect()
     }
 
-    /// Whether entries stand under several keys, in their order, as this transaction left them: also such whose time has
-    /// come. Where the store can tell without, no value is read; what is there is guarded to be there, whatever it holds.
+    /// Whether entries stand under several keys, in their order, as this transaction left them: also such whose time
+    /// has come. Where the store can tell without, no value is read; what is there is guarded to be there, whatever it
+    /// holds.
     ///
     /// # Errors
     /// Those of [`Txn::get`].
@@ -480,8 +481,8 @@ impl<'a> Txn<'a> {
     }
 
     /// Reads keys that will be asked for, as far as that needs no wait: all that are not known yet in one look. What is
-    /// found is guarded as what [`Txn::get`] finds, or [`Txn::has_many`] where no values are wanted. False: they were not
-    /// read, since one of them is not in memory, or the store refuses so many values at once.
+    /// found is guarded as what [`Txn::get`] finds, or [`Txn::has_many`] where no values are wanted. False: they were
+    /// not read, since one of them is not in memory, or the store refuses so many values at once.
     pub fn read_ahead(&mut self, namespace: &Namespace, keys: &[Key<'_>], values: bool) -> bool {
         let of = self.part_at(namespace);
         let part = &mut self.parts[of];

@@ -1,8 +1,8 @@
 //! Keys of commands that are likely to join, read in one look.
 //!
 //! ```text
-//! first command that joins, and the input behind it → commands of its name → stripes of their keys, as far as they are
-//!         free → one look for all keys → of hashes that were found: one look for the first field of each command
+//! first command that joins, and the input behind it → commands of its name → stripes of their keys, as far as they
+//!         are free → one look for all keys → of hashes that were found: one look for the first field of each
 //! ```
 //!
 //! A look at one key takes the locks and the memory that a look at sixteen takes once.
@@ -72,8 +72,8 @@ impl Default for Foresight {
 }
 
 impl Foresight {
-    /// Reads into a transaction, which holds the stripes of the command at the start of `input`, what that one and those
-    /// behind it will ask for. How many they are; 0: nothing was read.
+    /// Reads into a transaction, which holds the stripes of the command at the start of `input`, what that one and
+    /// those behind it will ask for. How many they are; 0: nothing was read.
     pub(crate) fn read(&mut self, txn: &mut Txn<'_>, wanted: Wanted<'_>, input: &[u8], limits: &Limits) -> usize {
         let commands_max = self.grow(wanted);
         if commands_max < 2 || wanted.command.keys != (1, 1, 1) || overwrites(wanted.command) {
@@ -135,8 +135,8 @@ impl Foresight {
         self.pause = (self.pause * MORE).min(PAUSE_MAX);
     }
 
-    /// The commands at the start of `input` that have the first one's name, at most so many, as far as their keys may be
-    /// read.
+    /// The commands at the start of `input` that have the first one's name, at most so many, as far as their keys may
+    /// be read.
     fn commands_in<'b>(
         &mut self,
         wanted: Wanted<'_>,
