@@ -26,9 +26,11 @@ const FEWER: usize = 4;
 const MORE: usize = 2;
 
 /// Commands that are run without a look after one found what is not in memory: twice as many each time, up to the
-/// second. Their values are on their way by their own reads, and a look that is in vain has each of them read twice.
+/// second: their values are on their way by their own reads.
 const PAUSE_MIN: usize = 64;
 const PAUSE_MAX: usize = 4_096;
+/// So many found at once say that what is asked for is in memory again.
+const MANY: usize = 16;
 /// Most commands that are looked at together.
 const COMMANDS_MAX: usize = 64;
 
@@ -123,7 +125,9 @@ impl Foresight {
 
     /// What so many commands read was found, and is too much to go together if it `is_large`.
     pub(crate) fn found(&mut self, commands: usize, is_large: bool) {
-        self.pause = PAUSE_MIN;
+        if commands >= MANY {
+            self.pause = PAUSE_MIN;
+        }
         if is_large {
             self.commands = (commands / FEWER).max(1);
         }
@@ -131,6 +135,7 @@ impl Foresight {
 
     /// Not all of it was in memory, or the store did not tell.
     pub(crate) fn was_in_vain(&mut self) {
+        self.commands = MORE;
         self.passes = self.pause;
         self.pause = (self.pause * MORE).min(PAUSE_MAX);
     }
