@@ -66,4 +66,4 @@ pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};
 pub use layout::{RANGE_KEYS, SLOTS, slot_of, slot_of_int};
 pub use namespace::Namespace;
 pub use scan::{InsertionIter, InsertionPage, Scan, ScanIter};
-pub use txn::Txn;
+pub use txn::{ReadAhead, Txn};

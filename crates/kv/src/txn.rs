@@ -60,6 +60,18 @@ pub struct Txn<'a> {
     held: Held<'a>,
 }
 
+/// What became of [`Txn::read_ahead`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadAhead {
+    /// What it read is known.
+    Known,
+    /// One of the keys is not in memory: nothing is known.
+    NotHere,
+    /// It is too much, the store refuses it at once, an entry is damaged, or the transaction has cleared the namespace
+    /// or a range of it.
+    Nothing,
+}
+
 /// What was read of one namespace, and what is to become of it.
 struct Part {
     namespace: Namespace,
@@ -480,31 +492,37 @@ impl<'a> Txn<'a> {
         Ok(all().map(|(at, key)| matches!(part.stands(*at, *key), Stands::Entry(_) | Stands::Unread)).collect())
     }
 
-    /// Reads keys that will be asked for, as far as that needs no wait: all that are not known yet in one look. What is
-    /// found is guarded as what [`Txn::get`] finds, or [`Txn::has_many`] where no values are wanted. False: they were
-    /// not read, since one of them is not in memory, or the store refuses so many values at once.
-    pub fn read_ahead(&mut self, namespace: &Namespace, keys: &[Key<'_>], values: bool) -> bool {
+    /// Reads keys that will be asked for, as far as that needs no wait: in one look all that this transaction has not
+    /// come upon yet. What is found is guarded as what [`Txn::get`] finds, or [`Txn::has_many`] where no values are
+    /// wanted. Values of more than `bytes_max` bytes together are not kept.
+    pub fn read_ahead(&mut self, namespace: &Namespace, keys: &[Key<'_>], values: bool, bytes_max: usize) -> ReadAhead {
         let of = self.part_at(namespace);
         let part = &mut self.parts[of];
         if part.may_hide() {
-            return false;
+            return ReadAhead::Nothing;
         }
         let from = part.keys.len();
         keys.iter().filter(|key| namespace.check_key(**key).is_ok()).for_each(|key| _ = part.keys.place(*key));
         if part.keys.len() == from {
-            return true;
+            return ReadAhead::Known;
         }
         // What is wrong is told by who reads it.
         if values {
             let read = namespace.get_stored_of(part.keys.keys_from(from));
-            let Some(Ok(stored)) = self.if_here(read) else { return false };
+            let Some(read) = self.if_here(read) else { return ReadAhead::NotHere };
+            let Ok(stored) = read else { return ReadAhead::Nothing };
+            if stored.iter().flatten().map(Bytes::len).sum::<usize>() > bytes_max {
+                return ReadAhead::Nothing;
+            }
             let part = &mut self.parts[of];
-            return (from..).zip(stored).all(|(at, stored)| part.note(at, stored).is_ok());
+            let known = (from..).zip(stored).all(|(at, stored)| part.note(at, stored).is_ok());
+            return if known { ReadAhead::Known } else { ReadAhead::Nothing };
         }
         let read = namespace.are_stored(part.keys.keys_from(from));
-        let Some(Ok(there)) = self.if_here(read) else { return false };
+        let Some(read) = self.if_here(read) else { return ReadAhead::NotHere };
+        let Ok(there) = read else { return ReadAhead::Nothing };
         (from..).zip(there).for_each(|(at, there)| self.parts[of].note_whether(at, there));
-        true
+        ReadAhead::Known
     }
 
     /// What was read, if it is here.

@@ -115,6 +115,11 @@ impl Forward for Watched {
         self.store.omap_get_many(object, keys)
     }
 
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.count(object, keys.len());
+        self.store.omap_has_many(object, keys)
+    }
+
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
         self.count(object, 1);
         if key == b"cold" && self.holds.load(Ordering::SeqCst) {
@@ -487,6 +492,17 @@ fn commands_that_find_much_do_not_go_together() {
         client.send(&large);
         assert_eq!(replies(&mut client, 1), ["+OK\r\n"]);
     }
+    // However far it looked ahead before: what is much is not kept for those behind.
+    client.send(&commands(&["INCR other"; 40]));
+    replies(&mut client, 40);
+    store.guards.store(0, Ordering::SeqCst);
+    let large: Vec<String> = (0..60).map(|nth| format!("SETNX large{nth} x")).collect();
+    let lines: Vec<&str> = ["SETNX fresh x"].into_iter().chain(large.iter().map(String::as_str)).collect();
+    client.send(&commands(&lines));
+    let got = replies(&mut client, 61);
+    assert!(got[0] == ":1\r\n" && got[1..].iter().all(|reply| reply == ":0\r\n"), "{got:?}");
+    let guards = store.guards.load(Ordering::SeqCst);
+    assert!((1..8).contains(&guards), "{guards}");
     store.guards.store(0, Ordering::SeqCst);
     let lines: Vec<String> = (0..60).map(|nth| format!("SETNX large{nth} x")).chain(["INCR n".into()]).collect();
     client.send(&commands(&lines.iter().map(String::as_str).collect::<Vec<_>>()));

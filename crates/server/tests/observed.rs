@@ -92,36 +92,58 @@ fn brief_commands_of_a_pipeline_are_all_counted_and_one_by_one_where_somebody_lo
     assert_eq!(client.run("SLOWLOG GET -1").matches("$3\r\nGET\r\n$1\r\nk\r\n").count(), 20);
 }
 
-/// A store that takes its time over the key `big`.
-struct SlowKey(Arc<MemoryStore>);
+/// A store that takes its time over the key `big`, and over it alone only where it is to.
+struct SlowKey {
+    store: Arc<MemoryStore>,
+    alone: bool,
+}
 
 const BIG_TAKES: Duration = Duration::from_millis(30);
 
 impl Forward for SlowKey {
     fn behind(&self) -> &dyn ObjectStore {
-        &*self.0
+        &*self.store
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        if key == b"big" {
+        if self.alone && key == b"big" {
             std::thread::sleep(BIG_TAKES);
         }
-        self.0.omap_get(object, key)
+        self.store.omap_get(object, key)
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         if keys.iter().any(|key| key == "big") {
             std::thread::sleep(BIG_TAKES);
         }
-        self.0.omap_get_many(object, keys)
+        self.store.omap_get_many(object, keys)
     }
+}
+
+/// A server of one loop on such a store.
+fn with_slow_key(alone: bool) -> Running {
+    let store = Arc::new(MemoryStore::new());
+    let seen = Arc::new(SlowKey { store: Arc::clone(&store), alone });
+    let one_loop = Config { threads: 1, ..config() };
+    Running::start_over(store, seen, one_loop, Arc::new(SystemClock), Arc::new(NoEngineInfo))
+}
+
+#[test]
+fn the_time_of_a_look_that_was_slow_and_in_vain_is_its_commands() {
+    let server = with_slow_key(false);
+    let mut client = server.client();
+    client.check("MSET k v big v", "+OK\r\n");
+    client.check("CONFIG SET slowlog-log-slower-than 20000", "+OK\r\n");
+    client.send(&[encode(&["GET", "k"]), encode(&["GET", "big"])].concat());
+    (0..2).for_each(|_| drop(client.reply().unwrap()));
+    assert!(cost(&mut client, "get", "usec").unwrap() >= BIG_TAKES.as_micros() as f64 * 0.9);
+    assert_eq!(cost(&mut client, "get", "calls"), Some(2.0));
+    assert_eq!(client.run("SLOWLOG LEN"), ":1\r\n");
 }
 
 #[test]
 fn a_long_command_behind_brief_ones_is_noted_with_its_time_and_key_and_they_are_not() {
-    let store = Arc::new(MemoryStore::new());
-    let (seen, one_loop) = (Arc::new(SlowKey(Arc::clone(&store))), Config { threads: 1, ..config() });
-    let server = Running::start_over(store, seen, one_loop, Arc::new(SystemClock), Arc::new(NoEngineInfo));
+    let server = with_slow_key(true);
     let mut client = server.client();
     client.check("SET k v", "+OK\r\n");
     assert_eq!(client.call(&["SET", "big", &"x".repeat(5_000)]), b"+OK\r\n");

@@ -174,6 +174,11 @@ impl Forward for Late {
         completion
     }
 
+    // As values come: that they do not come at once is told of keys, too.
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        Forward::omap_get_many(self, object, keys).map(|values| values.iter().map(Option::is_some).collect())
+    }
+
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         let (page, barrier) = self.store.omap_scan(object, scan).into_parts();
         // Keys are in memory; and what removes expired keys looks on a thread of its own.

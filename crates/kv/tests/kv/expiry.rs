@@ -230,6 +230,11 @@ impl Forward for Counting {
         self.store.omap_get_many(object, keys)
     }
 
+    fn omap_has_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<bool>> {
+        self.values.fetch_add(keys.len(), Ordering::SeqCst);
+        self.store.omap_has_many(object, keys)
+    }
+
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         let found = self.store.omap_scan(object, scan);
         self.values.fetch_add(if scan.keys_only { 0 } else { 1_000 }, Ordering::SeqCst);

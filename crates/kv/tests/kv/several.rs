@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, OwnedKey, Scan};
+use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, OwnedKey, ReadAhead, Scan};
 use esker_memory::MemoryStore;
 use esker_store::contract::deaf::Deaf;
 use esker_store::{
@@ -281,7 +281,7 @@ fn a_transaction_that_asked_what_is_there_fails_when_another_face_changed_that()
                 ours.put(&there, "one").wait().unwrap();
                 let mut txn = kv.begin(&[(&ours, (&own).into())]);
                 let keys = [(&there).into(), (&missing).into()];
-                assert!(!ahead || txn.read_ahead(&ours, &keys, false));
+                assert!(!ahead || txn.read_ahead(&ours, &keys, false, 0) == ReadAhead::Known);
                 assert_eq!(txn.has_many(&ours, &keys).unwrap(), [true, false]);
                 if reads {
                     assert_eq!(txn.get(&ours, &there).unwrap().unwrap().value, bytes("one"));
@@ -294,6 +294,53 @@ fn a_transaction_that_asked_what_is_there_fails_when_another_face_changed_that()
                 assert!(if holds { done.is_ok() } else { failed }, "{kind:?}, reads {reads}, ahead {ahead}: {done:?}");
                 assert_eq!(ours.get(&own).wait().unwrap().is_some(), holds);
             }
+        }
+    }
+}
+
+/// What was there when that was asked and is not when it is read: the transaction has seen two moments.
+#[test]
+fn a_transaction_fails_where_what_it_asked_for_is_gone_when_it_reads_it() {
+    for kind in KINDS {
+        let (_store, [(kv, ours), (_, theirs)]) = two(kind);
+        let (there, own) = (nth(kind, 1), nth(kind, 2));
+        ours.put(&there, "one").wait().unwrap();
+        let mut txn = kv.begin(&[(&ours, (&own).into())]);
+        assert_eq!(txn.has_many(&ours, &[(&there).into()]).unwrap(), [true]);
+        assert!(theirs.remove(&there).wait().unwrap());
+        assert_eq!(txn.get(&ours, &there).unwrap(), None);
+        txn.put(&ours, &own, Entry::new("mine"));
+        let done = txn.commit(Durability::Durable).wait();
+        assert!(matches!(done, Err(StoreError::GuardFailed { .. })), "{kind:?}: {done:?}");
+        assert_eq!(ours.get(&own).wait().unwrap(), None);
+    }
+}
+
+/// What is looked at ahead is known, but where it is more than may be; nothing of that is kept or guarded then.
+#[test]
+fn what_is_read_ahead_is_known_unless_it_is_too_much() {
+    for kind in KINDS {
+        let (_store, [(kv, ours), (_, theirs)]) = two(kind);
+        let (large, small, missing) = (nth(kind, 1), nth(kind, 2), nth(kind, 3));
+        ours.put(&large, "x".repeat(1_000)).wait().unwrap();
+        ours.put(&small, "s").wait().unwrap();
+        for (bytes_max, expected) in [(500, ReadAhead::Nothing), (5_000, ReadAhead::Known)] {
+            let mut txn = kv.begin(&[(&ours, (&missing).into())]);
+            let keys = [(&small).into(), (&large).into(), (&missing).into()];
+            assert_eq!(txn.read_ahead(&ours, &keys, true, bytes_max), expected);
+            assert_eq!(txn.found_bytes() > 0, expected == ReadAhead::Known);
+            txn.put(&ours, &missing, Entry::new("mine"));
+            theirs.put(&small, "other").wait().unwrap();
+            let done = txn.commit(Durability::Durable).wait();
+            let failed = matches!(done, Err(StoreError::GuardFailed { .. }));
+            assert!(if expected == ReadAhead::Known { failed } else { done.is_ok() }, "{kind:?}: {done:?}");
+            // What it had cleared it does not read.
+            let mut txn = kv.begin_exclusive();
+            txn.clear(&ours);
+            assert_eq!(txn.read_ahead(&ours, &keys, true, bytes_max), ReadAhead::Nothing);
+            drop(txn);
+            ours.remove(&missing).wait().unwrap();
+            ours.put(&small, "s").wait().unwrap();
         }
     }
 }

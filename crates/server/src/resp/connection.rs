@@ -484,7 +484,7 @@ impl Connection {
                 return Join::Alone;
             }
             executor.before = index;
-            let of = (index, joint::wanted(&shared.keyspace, database, command));
+            let of = (index, joint::wanted(&shared.keyspace, database, command), args.get(1));
             let from = self.output.bytes.len();
             let out_max = from - self.output.len() + shared.config.output_bytes_soft;
             let out = (&mut self.output.bytes, out_max);

@@ -5,15 +5,15 @@
 //!         are free → one look for all keys → of hashes that were found: one look for the first field of each
 //! ```
 //!
-//! A look at one key takes the locks and the memory that a look at sixteen takes once.
+//! A look at sixteen keys takes its locks and its memory once, and sixteen looks take them each.
 //!
 //! Invariants:
 //! 1. Nothing is waited for and no reply changes: what is not read here is read by its command.
 //! 2. A key is read once its stripe is held, and after it was said that it may become a hash, as by its command.
-//! 3. Where what is found is too much to go together, fewer commands are looked at the next time, and none for a while
-//!    where it is not in memory: nothing is read again and again for one command each.
+//! 3. What is found is not kept where it is too much to go together. Then fewer commands are looked at the next time, and
+//!    none for a while where it is not in memory: nothing is read again and again for one command each.
 
-use esker_kv::{Key, Txn};
+use esker_kv::{Key, ReadAhead, Txn};
 use smallvec::SmallVec;
 
 use crate::resp::ahead::overwrites;
@@ -29,9 +29,10 @@ const MORE: usize = 2;
 /// second: their values are on their way by their own reads.
 const PAUSE_MIN: usize = 64;
 const PAUSE_MAX: usize = 4_096;
-/// So many found at once say that what is asked for is in memory again.
+/// So many found since a look that failed say that what is asked for is small, or in memory, again.
 const MANY: usize = 16;
-/// Most commands that are looked at together.
+/// Commands that are looked at together: at least, and at most.
+const COMMANDS_MIN: usize = 2;
 const COMMANDS_MAX: usize = 64;
 
 /// A command of one key.
@@ -53,6 +54,8 @@ pub(crate) struct Foresight {
     passes: usize,
     /// How many after the next look that is in vain.
     pause: usize,
+    /// Commands that were looked at since the last look that failed.
+    found: usize,
 }
 
 /// What commands are looked at for.
@@ -69,7 +72,7 @@ pub(crate) struct Wanted<'e> {
 
 impl Default for Foresight {
     fn default() -> Self {
-        Self { parser: Parser::new(), commands: MORE, passes: 0, pause: PAUSE_MIN }
+        Self { parser: Parser::new(), commands: COMMANDS_MIN, passes: 0, pause: PAUSE_MIN, found: MANY }
     }
 }
 
@@ -77,81 +80,86 @@ impl Foresight {
     /// Reads into a transaction, which holds the stripes of the command at the start of `input`, what that one and
     /// those behind it will ask for. How many they are; 0: nothing was read.
     pub(crate) fn read(&mut self, txn: &mut Txn<'_>, wanted: Wanted<'_>, input: &[u8], limits: &Limits) -> usize {
-        let commands_max = self.grow(wanted);
-        if commands_max < 2 || wanted.command.keys != (1, 1, 1) || overwrites(wanted.command) {
+        if wanted.command.keys != (1, 1, 1) || overwrites(wanted.command) {
             return 0;
         }
         let makes_hash = wanted.command.flags & MAKES_HASH != 0;
         let may_read = |key: &[u8]| {
             (!makes_hash || wanted.keyspace.expect_hash_now(key)) && txn.try_hold(&[wanted.database.locate(key)])
         };
-        let foreseen = self.commands_in(wanted, (input, limits), commands_max, may_read);
-        if foreseen.len() < 2 {
+        let foreseen = self.commands_in(wanted, (input, limits), may_read);
+        if foreseen.len() < COMMANDS_MIN {
             return 0;
         }
-        if !look(txn, wanted, &foreseen) {
-            self.was_in_vain();
-            return 0;
+        match look(txn, wanted, &foreseen) {
+            ReadAhead::Known => self.found(foreseen.len()),
+            ReadAhead::NotHere => self.was_in_vain(),
+            ReadAhead::Nothing if foreseen.len() == COMMANDS_MIN => self.was_in_vain(),
+            ReadAhead::Nothing => self.was_too_much(foreseen.len()),
         }
-        self.found(foreseen.len(), txn.found_bytes() > wanted.found_bytes_max);
-        foreseen.len()
     }
 
-    /// The keys of the GET at the start of `input` and of those behind it, with where each ends there.
+    /// The keys of the GET of `first` at the start of `input` and of those behind it, with where each ends there.
     pub(crate) fn gets<'b>(
         &mut self,
         wanted: Wanted<'_>,
-        input: &'b [u8],
-        limits: &Limits,
+        first: &[u8],
+        (input, limits): (&'b [u8], &Limits),
     ) -> SmallVec<[(Key<'b>, usize); 16]> {
-        let commands_max = self.grow(wanted);
         // All of them are to be in one object, which shows one moment.
         let whole = wanted.database.bytes();
         let is_there = |key: &[u8]| std::ptr::eq(wanted.database.locate(key).0, whole);
-        let gets = self.commands_in(wanted, (input, limits), commands_max, is_there);
+        if !is_there(first) {
+            return SmallVec::new();
+        }
+        let gets = self.commands_in(wanted, (input, limits), is_there);
         gets.iter().map(|get| (Key::Bytes(get.key), get.end)).collect()
     }
 
-    /// How many commands are looked at now; more the next time.
-    fn grow(&mut self, wanted: Wanted<'_>) -> usize {
-        if self.passes > 0 {
-            self.passes -= 1;
-            return 0;
-        }
-        let commands = self.commands;
-        self.commands = (commands * MORE).min(COMMANDS_MAX);
-        commands.min(wanted.commands_max)
-    }
-
-    /// What so many commands read was found, and is too much to go together if it `is_large`.
-    pub(crate) fn found(&mut self, commands: usize, is_large: bool) {
-        if commands >= MANY {
+    /// What so many commands read was found. How many they are.
+    pub(crate) fn found(&mut self, commands: usize) -> usize {
+        self.found += commands;
+        if self.found >= MANY {
             self.pause = PAUSE_MIN;
+            // Where fewer had arrived, more would not be there either.
+            if commands >= self.commands {
+                self.commands = (commands * MORE).min(COMMANDS_MAX);
+            }
         }
-        if is_large {
-            self.commands = (commands / FEWER).max(1);
-        }
+        commands
     }
 
-    /// Not all of it was in memory, or the store did not tell.
-    pub(crate) fn was_in_vain(&mut self) {
-        self.commands = MORE;
+    /// What so many commands read is too much at once, or the store refuses it at once. 0: nothing is known of it.
+    pub(crate) fn was_too_much(&mut self, commands: usize) -> usize {
+        self.commands = (commands / FEWER).max(COMMANDS_MIN);
+        self.found = 0;
+        0
+    }
+
+    /// Not all of it was in memory. 0: nothing is known of it.
+    pub(crate) fn was_in_vain(&mut self) -> usize {
+        self.commands = COMMANDS_MIN;
+        self.found = 0;
         self.passes = self.pause;
         self.pause = (self.pause * MORE).min(PAUSE_MAX);
+        0
     }
 
-    /// The commands at the start of `input` that have the first one's name, at most so many, as far as their keys may
-    /// be read.
+    /// The commands at the start of `input` that have the first one's name, as far as their keys may be read, and as
+    /// many as are looked at together now.
     fn commands_in<'b>(
         &mut self,
         wanted: Wanted<'_>,
         (input, limits): (&'b [u8], &Limits),
-        commands_max: usize,
         mut may_read: impl FnMut(&[u8]) -> bool,
     ) -> SmallVec<[Foreseen<'b>; 16]> {
-        let (command, mut at) = (wanted.command, 0);
         let mut all = SmallVec::new();
-        while all.len() < commands_max {
+        if self.passes > 0 {
+            self.passes -= 1;
+            return all;
+        }
+        let (command, mut at) = (wanted.command, 0);
+        while all.len() < self.commands.min(wanted.commands_max) && at < input.len() {
             let rest = &input[at..];
             let Ok(Step::Command(len)) = self.parser.next(rest, limits) else {
                 // It may be in the midst of one.
@@ -161,6 +169,8 @@ impl Foresight {
             let args = self.parser.args(rest);
             let is_alike = args.get(0).eq_ignore_ascii_case(command.name.as_bytes()) && command.accepts(args.len());
             let (Some(key), true) = (self.parser.arg_in(rest, 1), is_alike && len <= wanted.command_bytes_max) else {
+                // What a large one took is not kept.
+                self.parser = Parser::new();
                 break;
             };
             if !may_read(key) {
@@ -173,19 +183,23 @@ impl Foresight {
     }
 }
 
-/// Reads what these commands ask for. False: not all of it could be.
-fn look(txn: &mut Txn<'_>, wanted: Wanted<'_>, foreseen: &[Foreseen<'_>]) -> bool {
-    let database = wanted.database;
+/// Reads what these commands ask for.
+fn look(txn: &mut Txn<'_>, wanted: Wanted<'_>, foreseen: &[Foreseen<'_>]) -> ReadAhead {
+    let (database, bytes_max) = (wanted.database, wanted.found_bytes_max);
     let located = || foreseen.iter().map(|one| database.locate(one.key));
     for namespace in database.namespaces() {
         let here = located().filter(|(of, _)| std::ptr::eq(*of, namespace));
         let keys: SmallVec<[Key<'_>; 16]> = here.map(|(_, key)| key).collect();
-        if !keys.is_empty() && !txn.read_ahead(namespace, &keys, true) {
-            return false;
+        if keys.is_empty() {
+            continue;
+        }
+        match txn.read_ahead(namespace, &keys, true, bytes_max) {
+            ReadAhead::Known => {}
+            other => return other,
         }
     }
     if wanted.command.group != "hash" {
-        return true;
+        return ReadAhead::Known;
     }
     let mut fields = SmallVec::<[_; 16]>::new();
     for (one, (namespace, key)) in foreseen.iter().zip(located()) {
@@ -197,5 +211,5 @@ fn look(txn: &mut Txn<'_>, wanted: Wanted<'_>, foreseen: &[Foreseen<'_>]) -> boo
     let fields: SmallVec<[Key<'_>; 16]> = fields.iter().map(|field| Key::Bytes(field)).collect();
     // Others overwrite fields, whatever they hold.
     let values = !matches!(wanted.command.name, "hset" | "hmset" | "hsetnx");
-    txn.read_ahead(&database.fields, &fields, values)
+    txn.read_ahead(&database.fields, &fields, values, bytes_max)
 }

@@ -31,16 +31,16 @@ pub(crate) struct Replied {
     pub(crate) barrier: Option<Barrier>,
 }
 
-/// Answers the GET at the start of `input`, which is the command at `index`, and those behind it, until `out` has more
+/// Answers the GET of `first` at the start of `input`, which is the command at `index`, and those behind it, until `out` has more
 /// than `out_max` bytes. `None`: they are to be run alone.
 pub(crate) fn answer(
     executor: &mut Executor<'_>,
     session: &mut Session,
-    (index, wanted): (usize, Wanted<'_>),
+    (index, wanted, first): (usize, Wanted<'_>, &[u8]),
     (foresight, input, limits): (&mut Foresight, &[u8], &Limits),
     (out, out_max): (&mut Vec<u8>, usize),
 ) -> Option<Replied> {
-    let gets = foresight.gets(wanted, input, limits);
+    let gets = foresight.gets(wanted, first, (input, limits));
     if gets.len() < 2 {
         return None;
     }
@@ -49,15 +49,25 @@ pub(crate) fn answer(
     let found = wanted.database.bytes().entries(&keys);
     if !found.is_here() {
         foresight.was_in_vain();
+        executor.observer.has_not_begun(began);
         return None;
     }
     let (found, barrier) = found.into_parts();
-    let (Ok(found), false) = (found, executor.observer.is_slow(began.elapsed())) else {
-        foresight.was_in_vain();
+    let found = match found {
+        Ok(_) if executor.observer.is_slow(began.elapsed()) => Err(foresight.was_in_vain()),
+        Ok(found) => Ok(found),
+        Err(_) => Err(foresight.was_too_much(gets.len())),
+    };
+    let Ok(found) = found else {
+        executor.observer.has_not_begun(began);
         return None;
     };
     let bytes: usize = found.iter().flatten().map(|entry| entry.value.len()).sum();
-    foresight.found(gets.len(), bytes > wanted.found_bytes_max);
+    if bytes > wanted.found_bytes_max {
+        foresight.was_too_much(gets.len());
+    } else {
+        foresight.found(gets.len());
+    }
     let (mut used, mut replies, mut failed) = (0, 0, 0);
     for (entry, (_, end)) in found.into_iter().zip(gets) {
         let (start, tally) = (out.len(), executor.tally);
@@ -83,6 +93,7 @@ pub(crate) fn answer(
         }
     }
     if replies == 0 {
+        executor.observer.has_not_begun(began);
         return None;
     }
     executor.tally.commands += replies;

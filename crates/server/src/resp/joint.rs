@@ -157,7 +157,8 @@ impl<'e> Joint<'e> {
             own.foreseen -= 1;
         } else if repeated {
             let mut wanted = wanted(&shared.keyspace, database, command);
-            wanted.commands_max -= own.commands as usize;
+            // Each of them has one key.
+            wanted.commands_max = (wanted.commands_max - own.commands as usize).min(KEYS_MAX - own.keys);
             own.foreseen = foresight.read(&mut own.txn, wanted, input, limits).saturating_sub(1);
         }
         own.keys += keys.len();

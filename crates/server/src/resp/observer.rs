@@ -120,6 +120,11 @@ impl<'e> Observer<'e> {
         self.ended.take().unwrap_or_else(Instant::now)
     }
 
+    /// What began then is begun anew, and has taken the time since.
+    pub(crate) fn has_not_begun(&mut self, began: Instant) {
+        self.ended = Some(began);
+    }
+
     /// Notes the brief commands that were run since the clock was read.
     fn end_together(&mut self, session: &Session) {
         let Some(Together { command, began, calls }) = self.together.take() else { return };
