@@ -287,8 +287,8 @@ settings! {
         /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is
         /// served.
         map_sweep: u64 = 10_000,
-        /// Threads that serve clients of the Redis protocol, and as many that serve Thrift, up to 64; 0 means one per
-        /// processor, at most 4.
+        /// Threads that serve clients of the Redis protocol, and as many that serve Thrift, up to 64; 0 means 1 to 4:
+        /// for Redis one less than there are processors, for Thrift as many.
         threads: u64 = 0,
         /// Threads that run commands of the Redis protocol where the store is behind a network, from 1 to 1024: so many
         /// of them wait for it at the same time, beside reads.

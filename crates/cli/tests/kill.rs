@@ -30,7 +30,7 @@ impl Server {
         let child = Command::new(env!("CARGO_BIN_EXE_esker"))
             .args(["serve", "--store"])
             .arg(store)
-            .args(["--listen", &address.to_string()])
+            .args(["--listen", &address.to_string(), "--threads", "2"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -142,7 +142,7 @@ pub struct Serve {
     /// Folder that the command ESKER.BACKUP makes backups in; without it clients cannot ask for any
     #[arg(long, value_name = "FOLDER")]
     backup_folder: Option<String>,
-    /// Threads that serve clients; 0 means one per processor, at most 4
+    /// Threads that serve clients; 0 means one less than there are processors, from 1 to 4
     #[arg(long)]
     threads: Option<u64>,
     /// Collector of OpenTelemetry to send traces and figures to, such as http://127.0.0.1:4317; only in programs built

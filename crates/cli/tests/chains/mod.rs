@@ -276,7 +276,7 @@ impl Servers {
         .unwrap();
         let mut child = command(self.folder.path())
             .env("ESKER_CONFIG", format!("s{server}.toml"))
-            .args(["serve", "--store", &location, "--listen", &clients.to_string(), "--log", "info"])
+            .args(["serve", "--store", &location, "--listen", &clients.to_string(), "--log", "info", "--threads", "2"])
             .args(thrift.first().into_iter().flat_map(|address| {
                 let address = format!("--thrift={address}");
                 [&address, "--thrift-namespace=users:int", "--thrift-registry=/data/zdb"].map(str::to_owned)

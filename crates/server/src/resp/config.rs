@@ -38,7 +38,8 @@ pub struct Config {
     pub password: Option<String>,
     /// The users, where they are more than `default` with that password. Default: none.
     pub users: Option<Arc<Users>>,
-    /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
+    /// Event loops, each on its own thread: 1 to 64; 0 is one less than there are processors,
+    /// from 1 to 4. Default: 0.
     pub threads: usize,
     /// Threads that run commands where the store is on the other side of a network, 1 to 1,024: so many wait for it at
     /// once, beside reads. Default: 64.

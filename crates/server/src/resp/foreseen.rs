@@ -10,8 +10,8 @@
 //! Invariants:
 //! 1. Nothing is waited for and no reply changes: what is not read here is read by its command.
 //! 2. A key is read once its stripe is held, and after it was said that it may become a hash, as by its command.
-//! 3. What is found is not kept where it is too much to go together. Then fewer commands are looked at the next time, and
-//!    none for a while where it is not in memory: nothing is read again and again for one command each.
+//! 3. What is found is not kept where it is too much to go together. Then fewer commands are looked at the next time,
+//!    and none for a while where it is not in memory: nothing is read again and again for one command each.
 
 use esker_kv::{Key, ReadAhead, Txn};
 use smallvec::SmallVec;

@@ -31,8 +31,8 @@ pub(crate) struct Replied {
     pub(crate) barrier: Option<Barrier>,
 }
 
-/// Answers the GET of `first` at the start of `input`, which is the command at `index`, and those behind it, until `out` has more
-/// than `out_max` bytes. `None`: they are to be run alone.
+/// Answers the GET of `first` at the start of `input`, which is the command at `index`, and those behind it, until
+/// `out` has more than `out_max` bytes. `None`: they are to be run alone.
 pub(crate) fn answer(
     executor: &mut Executor<'_>,
     session: &mut Session,

@@ -203,10 +203,10 @@ impl Server {
             Address::Tcp(address) | Address::Tls(address) => Some(address.port()),
             Address::Unix(_) => None,
         });
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = match config.threads {
             _ if config.off => 1,
-            0 => cores.min(LOOPS_MAX_BY_DEFAULT),
+            0 => loops_by_default(processors),
             threads => threads,
         };
         let afar_threads = if kv.is_afar() { config.afar_threads } else { 0 };
@@ -315,6 +315,12 @@ impl Server {
     }
 }
 
+/// Event loops where none are asked for: a processor is left to the commit thread and to what the kernel does for both.
+/// Fewer loops also find more to do each time they wake (0049).
+fn loops_by_default(processors: usize) -> usize {
+    processors.saturating_sub(1).clamp(1, LOOPS_MAX_BY_DEFAULT)
+}
+
 /// A loop that ends, ends the server.
 struct StopOnDrop<'s>(&'s Shared);
 
@@ -371,5 +377,15 @@ fn expire(shared: &Shared) {
             }
             Err(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::loops_by_default;
+
+    #[test]
+    fn a_processor_is_left_to_what_is_beside_the_loops() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 64].map(loops_by_default), [1, 1, 1, 2, 3, 4, 4]);
     }
 }
